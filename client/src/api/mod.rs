@@ -1,0 +1,196 @@
+//! The typed API client: one method a call of the service, one file a resource.
+//!
+//! It sends, decodes and turns error answers into [`ClientError`]. It retries nothing by itself:
+//! what to repeat, and for how long, is the caller's decision (see [`ClientError::is_transient`]).
+
+mod auth;
+mod resources;
+mod sessions;
+mod stream;
+
+use std::{sync::Arc, time::Duration};
+
+use copal_schemas::problem::{ErrorCode, Problem};
+use reqwest::{Method, RequestBuilder, Response, StatusCode};
+use secrecy::{ExposeSecret, SecretString};
+use serde::{Serialize, de::DeserializeOwned};
+use url::Url;
+
+pub use resources::{EventQuery, JobQuery};
+pub use stream::{ChangeStream, StreamQuery};
+
+use crate::Credentials;
+
+/// How long a connection may take to come up.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(6);
+/// How long an answer may take, beyond what the request itself asks to wait.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// A call that did not succeed.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// The service could not be reached, or the connection broke before the answer was complete.
+    #[error("can't reach the service at {url}; check that it runs and that the address is right")]
+    Unreachable {
+        /// The service's base URL.
+        url: Url,
+        /// Why.
+        #[source]
+        source: reqwest::Error,
+    },
+    /// The service answered with an error.
+    #[error("{}", .0.detail)]
+    Problem(Box<Problem>),
+    /// The answer is not what this version of the client understands.
+    #[error("the answer of {url} is not understood; are client and service of the same version?")]
+    Answer {
+        /// What was asked.
+        url: Url,
+        /// Why.
+        #[source]
+        source: reqwest::Error,
+    },
+}
+
+impl ClientError {
+    /// The service's code, where the service answered.
+    #[must_use]
+    pub fn code(&self) -> Option<ErrorCode> {
+        match self {
+            Self::Problem(problem) => Some(problem.code),
+            _ => None,
+        }
+    }
+
+    /// Whether the same call may succeed later without anybody's doing: the service is away, too
+    /// busy, or limits rates. A call that the service refuses is not transient.
+    #[must_use]
+    pub fn is_transient(&self) -> bool {
+        match self {
+            Self::Unreachable { .. } => true,
+            Self::Problem(problem) => problem.status >= 500 || problem.status == 429,
+            Self::Answer { .. } => false,
+        }
+    }
+}
+
+/// A connection to the service, cheap to clone; clones share the connection pool and the token.
+#[derive(Clone, Debug)]
+pub struct Client {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    http: reqwest::Client,
+    base: Url,
+    token: Option<SecretString>,
+}
+
+impl Client {
+    /// A client of the service at `base`, anonymous where there is no token.
+    ///
+    /// # Errors
+    /// When the TLS set-up of this machine can't be used.
+    pub fn new(base: &Url, token: Option<SecretString>) -> Result<Self, ClientError> {
+        let mut base = base.clone();
+        // Url::join drops the last part of a path that does not end in a slash.
+        if !base.path().ends_with('/') {
+            base.set_path(&format!("{}/", base.path()));
+        }
+        let http = reqwest::Client::builder()
+            .connect_timeout(CONNECT_TIMEOUT)
+            .tcp_nodelay(true)
+            .user_agent(concat!("copal/", env!("CARGO_PKG_VERSION")))
+            .build()
+            .map_err(|source| ClientError::Unreachable { url: base.clone(), source })?;
+        Ok(Self { inner: Arc::new(Inner { http, base, token }) })
+    }
+
+    /// A client with the user's stored credentials.
+    ///
+    /// # Errors
+    /// As [`Client::new`].
+    pub fn from_credentials(credentials: &Credentials) -> Result<Self, ClientError> {
+        Self::new(&credentials.api_root, Some(credentials.token.clone()))
+    }
+
+    /// The service's base URL, with a slash at its end.
+    #[must_use]
+    pub fn base(&self) -> &Url {
+        &self.inner.base
+    }
+
+    fn request(&self, method: Method, path: &str) -> RequestBuilder {
+        // Paths are this crate's own, so the base with the path appended is always a URL.
+        let url = format!("{}{}", self.inner.base, path.trim_start_matches('/'));
+        let request = self.inner.http.request(method, url).timeout(ANSWER_TIMEOUT);
+        match &self.inner.token {
+            Some(token) => request.bearer_auth(token.expose_secret()),
+            None => request,
+        }
+    }
+
+    async fn send(&self, request: RequestBuilder) -> Result<Response, ClientError> {
+        let answer =
+            request.send().await.map_err(|source| ClientError::Unreachable { url: self.inner.base.clone(), source })?;
+        if answer.status().is_success() { Ok(answer) } else { Err(problem(answer).await) }
+    }
+
+    async fn fetch<T: DeserializeOwned>(&self, request: RequestBuilder) -> Result<T, ClientError> {
+        let answer = self.send(request).await?;
+        let url = answer.url().clone();
+        answer.json().await.map_err(|source| {
+            if source.is_decode() {
+                ClientError::Answer { url, source }
+            } else {
+                ClientError::Unreachable { url, source }
+            }
+        })
+    }
+
+    async fn done(&self, request: RequestBuilder) -> Result<(), ClientError> {
+        self.send(request).await.map(drop)
+    }
+
+    async fn get<T: DeserializeOwned>(&self, path: &str, query: &impl Serialize) -> Result<T, ClientError> {
+        self.fetch(self.request(Method::GET, path).query(query)).await
+    }
+
+    async fn post<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T, ClientError> {
+        self.fetch(self.request(Method::POST, path).json(body)).await
+    }
+
+    async fn put<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T, ClientError> {
+        self.fetch(self.request(Method::PUT, path).json(body)).await
+    }
+
+    async fn patch<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T, ClientError> {
+        self.fetch(self.request(Method::PATCH, path).json(body)).await
+    }
+
+    async fn delete(&self, path: &str) -> Result<(), ClientError> {
+        self.done(self.request(Method::DELETE, path)).await
+    }
+}
+
+async fn problem(answer: Response) -> ClientError {
+    let (status, url) = (answer.status(), answer.url().clone());
+    let text = answer.text().await.unwrap_or_default();
+    ClientError::Problem(Box::new(serde_json::from_str(&text).unwrap_or_else(|_| foreign_problem(status, &url, &text))))
+}
+
+/// An error answer that is no problem document: a proxy's page, or another service altogether.
+fn foreign_problem(status: StatusCode, url: &Url, text: &str) -> Problem {
+    let code = match status.as_u16() {
+        401 => ErrorCode::Unauthenticated,
+        403 => ErrorCode::Forbidden,
+        404 => ErrorCode::NotFound,
+        429 => ErrorCode::RateLimited,
+        502..=504 => ErrorCode::Unavailable,
+        500.. => ErrorCode::Internal,
+        _ => ErrorCode::Unknown,
+    };
+    let start: String = text.chars().filter(|letter| !letter.is_control()).take(200).collect();
+    Problem { status: status.as_u16(), ..Problem::new(code, format!("{url} answered {status}: {start}")) }
+}

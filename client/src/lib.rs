@@ -1,0 +1,12 @@
+//! What Copal's programs on the user's side share: the typed API client, the credentials file,
+//! and the files of a Site. The `copal` command itself is in `bin/copal`.
+
+pub mod api;
+pub mod app_file;
+pub mod credentials;
+pub mod site_dir;
+mod yaml;
+
+pub use api::{Client, ClientError};
+pub use credentials::{Credentials, copal_home};
+pub use site_dir::SiteDir;

@@ -1,0 +1,134 @@
+//! The folder of a Site: where its files are, how it is found from inside, its settings and Apps.
+
+use std::{
+    collections::BTreeMap,
+    env, fs,
+    path::{Path, PathBuf},
+};
+
+use copal_schemas::settings::Settings;
+
+pub use crate::yaml::FileError;
+use crate::{
+    app_file::{App, AppError},
+    yaml,
+};
+
+/// A folder with a `settings.yml`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SiteDir {
+    root: PathBuf,
+}
+
+impl SiteDir {
+    /// The folder as given; nothing is read.
+    #[must_use]
+    pub fn new(root: impl Into<PathBuf>) -> Self {
+        Self { root: root.into() }
+    }
+
+    /// The Site that the present folder is in: `$COPAL_SITE_PATH`, or the nearest folder upwards
+    /// with a `settings.yml` and an `apps/`.
+    #[must_use]
+    pub fn find() -> Option<Self> {
+        if let Some(path) = env::var_os("COPAL_SITE_PATH").filter(|path| !path.is_empty()) {
+            return Some(Self::new(PathBuf::from(path)));
+        }
+        let here = env::current_dir().ok()?;
+        here.ancestors()
+            .find(|folder| folder.join("settings.yml").is_file() && folder.join("apps").is_dir())
+            .map(Self::new)
+    }
+
+    /// The folder.
+    #[must_use]
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+    /// `settings.yml`
+    #[must_use]
+    pub fn settings_path(&self) -> PathBuf {
+        self.root.join("settings.yml")
+    }
+    /// `apps/`
+    #[must_use]
+    pub fn apps(&self) -> PathBuf {
+        self.root.join("apps")
+    }
+    /// `data/`, above the workdirs of Jobs.
+    #[must_use]
+    pub fn data(&self) -> PathBuf {
+        self.root.join("data")
+    }
+    /// `log/`
+    #[must_use]
+    pub fn log(&self) -> PathBuf {
+        self.root.join("log")
+    }
+    /// `qsubmit/`: rendered scripts, their output and their exit records.
+    #[must_use]
+    pub fn qsubmit(&self) -> PathBuf {
+        self.root.join("qsubmit")
+    }
+    /// `spool/`: reports of launchers that the service could not take; the agent delivers them.
+    #[must_use]
+    pub fn spool(&self) -> PathBuf {
+        self.root.join("spool")
+    }
+    /// `agent.pid`: the agent's lock.
+    #[must_use]
+    pub fn pid_file(&self) -> PathBuf {
+        self.root.join("agent.pid")
+    }
+
+    /// Makes the folders that a Site has, where they are missing.
+    ///
+    /// # Errors
+    /// When one can't be made.
+    pub fn create_folders(&self) -> Result<(), FileError> {
+        for folder in [self.apps(), self.data(), self.log(), self.qsubmit(), self.spool()] {
+            fs::create_dir_all(&folder).map_err(|source| FileError::Write { path: folder, source })?;
+        }
+        Ok(())
+    }
+
+    /// Reads `settings.yml`.
+    ///
+    /// # Errors
+    /// When it can't be read; an unknown key or a wrong value is named with its line.
+    pub fn settings(&self) -> Result<Settings, FileError> {
+        yaml::read(&self.settings_path())
+    }
+
+    /// Reads `apps/*.yml`: the good ones by name, and what is wrong with the others.
+    ///
+    /// # Errors
+    /// When the folder can't be read.
+    pub fn load_apps(&self) -> Result<(BTreeMap<String, App>, Vec<AppError>), FileError> {
+        let folder = self.apps();
+        let failed = |source| FileError::Read { path: folder.clone(), source };
+        let mut paths = fs::read_dir(&folder)
+            .map_err(failed)?
+            .map(|entry| entry.map(|entry| entry.path()))
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(failed)?;
+        paths.retain(|path| path.extension().is_some_and(|extension| extension == "yml" || extension == "yaml"));
+        paths.sort();
+        let (mut apps, mut errors) = (BTreeMap::new(), Vec::new());
+        for path in paths {
+            match App::load(&path) {
+                Ok(app) => {
+                    apps.insert(app.spec().name.clone(), app);
+                }
+                Err(error) => errors.push(error),
+            }
+        }
+        Ok((apps, errors))
+    }
+
+    /// The folder of a Job, from its checked workdir.
+    #[must_use]
+    pub fn workdir(&self, workdir: &str) -> PathBuf {
+        self.data().join(workdir)
+    }
+}

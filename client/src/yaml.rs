@@ -1,0 +1,59 @@
+//! YAML files of people: read with errors that name file, line and field; written atomically.
+
+use std::{
+    io::{self, Write},
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+};
+
+use serde::de::DeserializeOwned;
+
+/// A file that can't be read.
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    /// The file is not there or not readable.
+    #[error("can't read {path}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The file can't be written.
+    #[error("can't write {path}")]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The text is not what the file should hold.
+    #[error("{path}: {message}")]
+    Content {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, with line and field.
+        message: String,
+    },
+}
+
+/// Reads a YAML file into a type.
+pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> Result<T, FileError> {
+    let text = std::fs::read_to_string(path).map_err(|source| FileError::Read { path: path.into(), source })?;
+    serde_saphyr::from_str(&text)
+        .map_err(|error| FileError::Content { path: path.into(), message: error.to_string().trim_end().into() })
+}
+
+/// Replaces a file in one step, so that a reader sees the old text or the new one, with these permissions.
+pub(crate) fn write_atomically(path: &Path, text: &str, mode: u32) -> Result<(), FileError> {
+    let failed = |source| FileError::Write { path: path.into(), source };
+    let folder = path.parent().unwrap_or(Path::new("."));
+    let mut file = tempfile::NamedTempFile::new_in(folder).map_err(failed)?;
+    file.as_file().set_permissions(std::fs::Permissions::from_mode(mode)).map_err(failed)?;
+    file.write_all(text.as_bytes()).map_err(failed)?;
+    file.as_file().sync_all().map_err(failed)?;
+    file.persist(path).map_err(|error| failed(error.error))?;
+    Ok(())
+}

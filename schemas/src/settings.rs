@@ -1,0 +1,280 @@
+//! `settings.yml` of a Site as types. The names are Balsam's where Balsam has one.
+//! An unknown key is an error that names it, with its line.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{SiteId, StringMap, lenient};
+
+/// Limits of one queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct QueueLimits {
+    /// Most nodes of one BatchJob.
+    #[serde(deserialize_with = "lenient::int")]
+    pub max_nodes: i32,
+    /// Most minutes of one BatchJob.
+    #[serde(deserialize_with = "lenient::int")]
+    pub max_walltime: i32,
+    /// Most BatchJobs queued at once.
+    #[serde(deserialize_with = "lenient::int")]
+    pub max_queued_jobs: i32,
+}
+
+/// Which scheduler a Site has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SchedulerKind {
+    /// Processes of this machine.
+    #[default]
+    Local,
+    /// Slurm.
+    Slurm,
+    /// OpenPBS and PBS Pro.
+    Pbs,
+    /// LSF.
+    Lsf,
+    /// Cobalt.
+    Cobalt,
+    /// Flux.
+    Flux,
+}
+
+/// How the agent deals with the scheduler.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SchedulerSettings {
+    /// Which one.
+    pub kind: SchedulerKind,
+    /// Seconds between looks at the queue when no event asks for one sooner.
+    pub sync_period: f64,
+    /// The script's template, relative to the Site's folder.
+    pub job_template_path: String,
+    /// Who may pay; empty for anybody.
+    pub allowed_projects: Vec<String>,
+    /// Queues and their limits; empty for any.
+    pub allowed_queues: BTreeMap<String, QueueLimits>,
+    /// Parameters of the template and their defaults.
+    #[serde(deserialize_with = "lenient::string_map")]
+    pub optional_batch_job_params: StringMap,
+    /// Pretended nodes of the `local` scheduler.
+    pub local_nodes: u32,
+}
+
+impl Default for SchedulerSettings {
+    fn default() -> Self {
+        Self {
+            kind: SchedulerKind::Local,
+            sync_period: 10.0,
+            job_template_path: "job-template.sh".into(),
+            allowed_projects: Vec::new(),
+            allowed_queues: BTreeMap::new(),
+            optional_batch_job_params: StringMap::new(),
+            local_nodes: 1,
+        }
+    }
+}
+
+/// In which order a launcher takes Jobs. Priority, where set, comes before the rest of any order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SortBy {
+    /// num_nodes up, node_packing_count down, wall_time_min down.
+    #[default]
+    SmallFirst,
+    /// wall_time_min down, num_nodes down, node_packing_count down.
+    LongLargeFirst,
+    /// As they were made.
+    Fifo,
+    /// By priority, then as they were made.
+    Priority,
+    /// wall_time_min up.
+    ShortestFirst,
+}
+
+impl SortBy {
+    /// The spelling on the wire and in settings.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::SmallFirst => "small_first",
+            Self::LongLargeFirst => "long_large_first",
+            Self::Fifo => "fifo",
+            Self::Priority => "priority",
+            Self::ShortestFirst => "shortest_first",
+        }
+    }
+}
+
+/// The command that starts the ranks of a Job.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MpiKind {
+    /// Found at run time: `srun` under Slurm, else what `mpiexec --version` says.
+    #[default]
+    Auto,
+    /// `mpiexec` of Open MPI.
+    Openmpi,
+    /// `mpiexec` of MPICH (hydra).
+    Mpich,
+    /// Slurm's `srun`.
+    Srun,
+    /// `mpiexec` of PALS.
+    Pals,
+    /// Cray's `aprun`.
+    Aprun,
+    /// IBM's `jsrun`.
+    Jsrun,
+    /// `flux run`.
+    Flux,
+    /// `mpi_template` of the settings.
+    Template,
+}
+
+/// How launchers of this Site work.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LauncherSettings {
+    /// Seconds with nothing to run after which a launcher exits.
+    pub idle_ttl_sec: f64,
+    /// Order of Jobs.
+    pub sort_by: SortBy,
+    /// The command that starts ranks.
+    pub mpi: MpiKind,
+    /// A handlebars template of that command, for `mpi: template`.
+    pub mpi_template: Option<String>,
+    /// Lines of output kept from a Job that failed.
+    pub error_tail_num_lines: usize,
+    /// Seconds before the end of the walltime at which running Jobs are told to stop.
+    pub wall_time_pad_sec: f64,
+    /// Seconds between TERM and KILL.
+    pub kill_grace_sec: f64,
+    /// CPUs of a node, where they can't or should not be found out.
+    pub cpus_per_node: Option<u32>,
+    /// GPU ids of a node, where they can't or should not be found out.
+    pub gpu_ids: Option<Vec<String>>,
+    /// Jobs that run at the same time on a serial-mode node at most, for Jobs that leave node_packing_count at 1
+    /// it is one: a Job that names no packing owns its node.
+    pub max_concurrent: Option<u32>,
+    /// Proxy for the way to the service (`https_proxy`).
+    pub proxy: Option<String>,
+}
+
+impl Default for LauncherSettings {
+    fn default() -> Self {
+        Self {
+            idle_ttl_sec: 60.0,
+            sort_by: SortBy::SmallFirst,
+            mpi: MpiKind::Auto,
+            mpi_template: None,
+            error_tail_num_lines: 10,
+            wall_time_pad_sec: 5.0,
+            kill_grace_sec: 5.0,
+            cpus_per_node: None,
+            gpu_ids: None,
+            max_concurrent: None,
+            proxy: None,
+        }
+    }
+}
+
+/// How the agent runs hooks.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ProcessingSettings {
+    /// Hooks that run at the same time.
+    pub num_workers: usize,
+    /// Jobs held at a time.
+    pub prefetch_depth: usize,
+    /// Seconds that a hook may take.
+    pub hook_timeout_sec: f64,
+    /// Tags that a Job must have.
+    #[serde(deserialize_with = "lenient::string_map")]
+    pub filter_tags: StringMap,
+}
+
+impl Default for ProcessingSettings {
+    fn default() -> Self {
+        Self { num_workers: 4, prefetch_depth: 500, hook_timeout_sec: 600.0, filter_tags: StringMap::new() }
+    }
+}
+
+/// How the agent stages data.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TransferSettings {
+    /// Where Jobs may stage from and to: alias to URL.
+    #[serde(deserialize_with = "lenient::string_map")]
+    pub transfer_locations: StringMap,
+    /// Transfers that run at the same time.
+    pub max_concurrent_transfers: usize,
+    /// Seconds between looks for work when no event asks for one sooner.
+    pub service_period: f64,
+}
+
+impl Default for TransferSettings {
+    fn default() -> Self {
+        Self { transfer_locations: StringMap::new(), max_concurrent_transfers: 5, service_period: 5.0 }
+    }
+}
+
+/// What programs of the Site write to their logs.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LoggingSettings {
+    /// error, warn, info, debug or trace.
+    pub level: String,
+}
+
+impl Default for LoggingSettings {
+    fn default() -> Self {
+        Self { level: "info".into() }
+    }
+}
+
+/// A Site's `settings.yml`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Settings {
+    /// The Site's id at the service.
+    pub site_id: SiteId,
+    /// The scheduler.
+    #[serde(default)]
+    pub scheduler: SchedulerSettings,
+    /// The launchers.
+    #[serde(default)]
+    pub launcher: LauncherSettings,
+    /// Hooks.
+    #[serde(default)]
+    pub processing: ProcessingSettings,
+    /// Staging.
+    #[serde(default)]
+    pub transfers: TransferSettings,
+    /// Logs.
+    #[serde(default)]
+    pub logging: LoggingSettings,
+    /// Whether Apps may also be registered through the API.
+    #[serde(default)]
+    pub allow_remote_apps: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_id_is_needed() {
+        let settings: Settings = serde_saphyr::from_str("site_id: 3\nscheduler: {local_nodes: 4}\n").unwrap();
+        assert_eq!(settings.site_id, SiteId(3));
+        assert_eq!(settings.scheduler.local_nodes, 4);
+        assert_eq!(settings.launcher.sort_by, SortBy::SmallFirst);
+    }
+
+    #[test]
+    fn an_unknown_key_is_named_with_its_line() {
+        let error = serde_saphyr::from_str::<Settings>("site_id: 3\nscheduler:\n  sync_periode: 4\n").unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("sync_periode") && text.contains('3'), "{text}");
+    }
+}

@@ -1,0 +1,153 @@
+//! Sites as the service shows them (contract, section 3).
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::{
+    SiteId, StringMap, Timestamp,
+    batch_job::{BatchJobState, SchedulerId},
+    lenient,
+    resources::NodeShape,
+    settings::QueueLimits,
+};
+
+/// A hole in a queue that a BatchJob would fit into.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct BackfillWindow {
+    /// Nodes.
+    #[serde(deserialize_with = "lenient::int")]
+    pub num_nodes: i32,
+    /// Minutes.
+    #[serde(deserialize_with = "lenient::int")]
+    pub wall_time_min: i32,
+}
+
+/// A job in the Site's queue, whoever made it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct QueuedJob {
+    /// The scheduler's id.
+    pub scheduler_id: SchedulerId,
+    /// How far it is.
+    pub state: BatchJobState,
+    /// Its queue.
+    #[serde(deserialize_with = "lenient::string")]
+    pub queue: String,
+    /// Nodes.
+    #[serde(deserialize_with = "lenient::int")]
+    pub num_nodes: i32,
+    /// Minutes.
+    #[serde(deserialize_with = "lenient::int")]
+    pub wall_time_min: i32,
+    /// Who pays.
+    #[serde(deserialize_with = "lenient::string")]
+    pub project: String,
+    /// Minutes left.
+    #[serde(deserialize_with = "lenient::int")]
+    pub time_remaining_min: i32,
+    /// Minutes it has waited.
+    #[serde(deserialize_with = "lenient::int")]
+    pub queued_time_min: i32,
+}
+
+/// What a Site's agent and owner say of it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(default)]
+pub struct SiteDetails {
+    /// The Site's Globus endpoint.
+    pub globus_endpoint_id: Option<Uuid>,
+    /// Holes in the queues, by queue.
+    pub backfill_windows: BTreeMap<String, Vec<BackfillWindow>>,
+    /// Jobs in the queues, by the scheduler's id.
+    pub queued_jobs: BTreeMap<String, QueuedJob>,
+    /// Parameters of the Site's template and their defaults.
+    #[serde(deserialize_with = "lenient::string_map")]
+    pub optional_batch_job_params: StringMap,
+    /// Who may pay.
+    pub allowed_projects: Vec<String>,
+    /// Queues and their limits.
+    pub allowed_queues: BTreeMap<String, QueueLimits>,
+    /// Where Jobs may stage from and to: alias to URL.
+    #[serde(deserialize_with = "lenient::string_map")]
+    pub transfer_locations: StringMap,
+    /// What one node has, where the agent knows it.
+    pub node_shape: Option<NodeShape>,
+}
+
+/// A Site, as the service shows it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Site {
+    /// Unique among its owner's Sites.
+    pub name: String,
+    /// The absolute path on its machine.
+    pub path: String,
+    /// What its agent and owner say of it.
+    #[serde(flatten)]
+    pub details: SiteDetails,
+    /// The Site's id.
+    pub id: SiteId,
+    /// When its agent last reported.
+    #[serde(with = "crate::time::naive")]
+    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    pub last_refresh: Timestamp,
+    /// When it was made.
+    #[serde(with = "crate::time::naive")]
+    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    pub creation_date: Timestamp,
+}
+
+/// Body of `POST /sites/`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct SiteCreate {
+    /// Unique among its owner's Sites.
+    #[serde(deserialize_with = "lenient::string")]
+    pub name: String,
+    /// The absolute path on its machine.
+    #[serde(deserialize_with = "lenient::string")]
+    pub path: String,
+    /// What its agent and owner say of it.
+    #[serde(flatten)]
+    pub details: SiteDetails,
+}
+
+/// Body of `PUT /sites/{id}`; only the fields present change.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct SitePatch {
+    /// Another name.
+    #[serde(default, deserialize_with = "lenient::some_string", skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// Another path.
+    #[serde(default, deserialize_with = "lenient::some_string", skip_serializing_if = "Option::is_none")]
+    pub path: Option<String>,
+    /// The Site's Globus endpoint.
+    #[serde(default, deserialize_with = "lenient::patch", skip_serializing_if = "Option::is_none")]
+    pub globus_endpoint_id: Option<Option<Uuid>>,
+    /// Holes in the queues, by queue.
+    #[serde(default, deserialize_with = "lenient::some", skip_serializing_if = "Option::is_none")]
+    pub backfill_windows: Option<BTreeMap<String, Vec<BackfillWindow>>>,
+    /// Jobs in the queues, by the scheduler's id.
+    #[serde(default, deserialize_with = "lenient::some", skip_serializing_if = "Option::is_none")]
+    pub queued_jobs: Option<BTreeMap<String, QueuedJob>>,
+    /// Parameters of the Site's template and their defaults.
+    #[serde(default, deserialize_with = "lenient::some_string_map", skip_serializing_if = "Option::is_none")]
+    pub optional_batch_job_params: Option<StringMap>,
+    /// Who may pay.
+    #[serde(default, deserialize_with = "lenient::some", skip_serializing_if = "Option::is_none")]
+    pub allowed_projects: Option<Vec<String>>,
+    /// Queues and their limits.
+    #[serde(default, deserialize_with = "lenient::some", skip_serializing_if = "Option::is_none")]
+    pub allowed_queues: Option<BTreeMap<String, QueueLimits>>,
+    /// Where Jobs may stage from and to.
+    #[serde(default, deserialize_with = "lenient::some_string_map", skip_serializing_if = "Option::is_none")]
+    pub transfer_locations: Option<StringMap>,
+    /// What one node has.
+    #[serde(default, deserialize_with = "lenient::patch", skip_serializing_if = "Option::is_none")]
+    pub node_shape: Option<Option<NodeShape>>,
+}
