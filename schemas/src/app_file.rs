@@ -37,7 +37,7 @@ pub struct ParameterSpec {
     pub choices: Vec<String>,
 }
 
-/// Programs that the agent runs around a Job, relative to the Site's folder or on PATH.
+/// Programs that the agent runs around a Job: with a slash relative to the Site's `apps/`, else found on PATH.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Hooks {
