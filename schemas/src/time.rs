@@ -24,23 +24,24 @@ pub fn format_aware(time: Timestamp) -> String {
 #[must_use]
 pub fn parse(text: &str) -> Option<Timestamp> {
     let text = text.trim();
-    let iso = text.replacen(' ', "T", 1);
-    // A `+` of a zone that went through a query string unencoded arrives as a space.
-    let candidates = [iso.clone(), iso.replacen(' ', "+", 1)];
-    for candidate in &candidates {
-        if let Ok(time) = DateTime::parse_from_rfc3339(candidate) {
+    // The separator may be a space; the `+` of a zone that went through a query string unencoded is one too.
+    let iso = match text.get(10..11) {
+        Some(" ") => format!("{}T{}", &text[..10], &text[11..]),
+        _ => text.to_owned(),
+    };
+    let iso = iso.replacen(' ', "+", 1);
+    if let Ok(time) = DateTime::parse_from_rfc3339(&iso) {
+        return Some(time.with_timezone(&Utc));
+    }
+    for format in ["%Y-%m-%dT%H:%M:%S%.f%z", "%Y-%m-%dT%H:%M%z"] {
+        if let Ok(time) = DateTime::parse_from_str(&iso, format) {
             return Some(time.with_timezone(&Utc));
         }
-        for format in ["%Y-%m-%dT%H:%M:%S%.f%z", "%Y-%m-%dT%H:%M%z"] {
-            if let Ok(time) = DateTime::parse_from_str(candidate, format) {
-                return Some(time.with_timezone(&Utc));
-            }
-        }
-        for format in ["%Y-%m-%dT%H:%M:%S%.f", "%Y-%m-%dT%H:%M"] {
-            let naive = candidate.strip_suffix('Z').unwrap_or(candidate);
-            if let Ok(time) = NaiveDateTime::parse_from_str(naive, format) {
-                return Some(time.and_utc());
-            }
+    }
+    for format in ["%Y-%m-%dT%H:%M:%S%.f", "%Y-%m-%dT%H:%M"] {
+        let naive = iso.strip_suffix('Z').unwrap_or(&iso);
+        if let Ok(time) = NaiveDateTime::parse_from_str(naive, format) {
+            return Some(time.and_utc());
         }
     }
     if let Ok(date) = NaiveDate::parse_from_str(text, "%Y-%m-%d") {
