@@ -1,9 +1,11 @@
 //! What Copal's programs on the user's side share: the typed API client, the credentials file,
 //! and the files of a Site. The `copal` command itself is in `bin/copal`.
 
+pub mod agent_status;
 pub mod api;
 pub mod app_file;
 pub mod credentials;
+pub mod platforms;
 pub mod site_dir;
 mod yaml;
 

@@ -1,0 +1,14 @@
+#!/bin/bash
+# copal-agent renders this file for each BatchJob. {{x}} is quoted for the shell where that is needed,
+# {{{x}}} never. Variables: batch_job_id job_name project queue num_nodes wall_time_min job_mode filter_tags
+# partitions optional_params site_path launcher_cmd proxy.
+# Helpers: hhmmss, add, sub, mul, div, mod, quote, and eq, ne, gt, gte, lt, lte inside if.
+{{#if proxy}}
+export https_proxy={{proxy}}
+{{/if}}
+{{#if optional_params.shout}}
+echo {{optional_params.shout}}
+{{/if}}
+
+# `exec`, so that the signals of the scheduler reach the launcher.
+exec {{launcher_cmd}}
