@@ -1,2 +1,94 @@
-//! stub
-fn main() {}
+//! `copal-server`: parses, logs, starts the service and stops it on a signal: nothing else.
+
+use std::{io::Write as _, process::ExitCode};
+
+use anyhow::Context as _;
+use clap::Parser as _;
+use copal_server::{
+    App,
+    config::{Cli, Command, Config},
+    db,
+    embedded::{self, EmbeddedPostgres},
+    telemetry,
+};
+use secrecy::SecretString;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    telemetry::init();
+    let outcome = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .context("can't start the async runtime")
+        .and_then(|runtime| runtime.block_on(run(cli)));
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // Not a log line: the operator reads this one. Nothing can be done where it fails.
+            let _ = writeln!(std::io::stderr(), "copal-server: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run(cli: Cli) -> anyhow::Result<()> {
+    match cli.command {
+        None => serve(cli.config).await,
+        Some(Command::Migrate) => migrate(cli.config).await,
+        Some(Command::DatabaseUrl) => {
+            let url = embedded::running_url(&cli.config.home())?;
+            writeln!(std::io::stdout(), "{url}").context("can't write to stdout")
+        }
+    }
+}
+
+async fn serve(config: Config) -> anyhow::Result<()> {
+    let stop = stop_on_signals()?;
+    let app = tokio::select! {
+        app = App::build(config) => app?,
+        // A signal during the start: what has been started so far is stopped by being dropped.
+        () = stop.cancelled() => return Ok(()),
+    };
+    tracing::info!(url = app.url(), "serving");
+    app.run_until_stopped(stop).await?;
+    tracing::info!("stopped");
+    Ok(())
+}
+
+async fn migrate(config: Config) -> anyhow::Result<()> {
+    let (postgres, url) = match &config.database_url {
+        Some(url) => (None, url.clone()),
+        None => {
+            let postgres = EmbeddedPostgres::start(&config.home()).await?;
+            let url = SecretString::from(postgres.url());
+            (Some(postgres), url)
+        }
+    };
+    let migrated = async {
+        let pool = db::connect(&url).await?;
+        let migrated = db::migrate(&pool).await;
+        pool.close().await;
+        migrated
+    }
+    .await;
+    if let Some(postgres) = postgres {
+        postgres.stop().await?;
+    }
+    migrated
+}
+
+/// A token that SIGINT (Ctrl-C), SIGTERM and SIGHUP (a closed terminal) cancel.
+fn stop_on_signals() -> anyhow::Result<CancellationToken> {
+    let stop = CancellationToken::new();
+    for kind in [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()] {
+        let mut signals = signal(kind).context("can't listen for signals")?;
+        let stop = stop.clone();
+        tokio::spawn(async move {
+            signals.recv().await;
+            stop.cancel();
+        });
+    }
+    Ok(stop)
+}

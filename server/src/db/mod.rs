@@ -1,0 +1,122 @@
+//! The pool, the migrations and the transaction that everything runs in. All SQL is in the files
+//! of this folder, one file a table family; functions take `&mut PgConnection`, so that callers
+//! compose transactions.
+
+pub mod users;
+
+use std::time::Duration;
+
+use anyhow::Context as _;
+use secrecy::{ExposeSecret as _, SecretString};
+use sqlx::{
+    Connection as _, PgConnection, PgPool,
+    migrate::Migrator,
+    postgres::{PgConnectOptions, PgPoolOptions},
+};
+
+use crate::error::{ApiError, ApiResult};
+
+/// The migrations, compiled in.
+pub static MIGRATIONS: Migrator = sqlx::migrate!("../migrations");
+
+/// Connections of one process. A request holds one only while its statements run, so a few a core
+/// keep Postgres busy; more only make its backends wait for each other. A listener and the tasks
+/// hold their own.
+const MAX_CONNECTIONS: u32 = 16;
+
+/// How often a transaction that met another one is run again before the client hears of it.
+const MAX_TRIES: u32 = 6;
+
+/// How to reach the database, with the settings that every session has: no statement and no
+/// forgotten transaction may hold others up for long, and JIT compilation costs more than it
+/// gives for statements of milliseconds.
+///
+/// # Errors
+/// When the URL can't be read.
+pub fn connect_options(url: &SecretString) -> anyhow::Result<PgConnectOptions> {
+    let options: PgConnectOptions = url
+        .expose_secret()
+        .parse()
+        .context("the database URL can't be read; it looks like postgres://user:password@host:5432/name")?;
+    Ok(options.application_name("copal-server").options([
+        ("statement_timeout", "120s"),
+        ("lock_timeout", "20s"),
+        ("idle_in_transaction_session_timeout", "60s"),
+        ("timezone", "UTC"),
+        ("jit", "off"),
+    ]))
+}
+
+/// Opens the pool and makes sure that the database answers.
+///
+/// # Errors
+/// When it can't be reached.
+pub async fn connect(url: &SecretString) -> anyhow::Result<PgPool> {
+    let options = connect_options(url)?;
+    let place = format!("{} (database {})", options.get_host(), options.get_database().unwrap_or_default());
+    PgPoolOptions::new()
+        .max_connections(MAX_CONNECTIONS)
+        .min_connections(2)
+        .acquire_timeout(Duration::from_secs(10))
+        .idle_timeout(Duration::from_secs(600))
+        .max_lifetime(Duration::from_secs(3600))
+        // A ping before each use costs a round trip a request; one after a pause finds the
+        // connections that a restart of Postgres broke.
+        .test_before_acquire(false)
+        .before_acquire(|connection, meta| {
+            Box::pin(async move {
+                if meta.idle_for > Duration::from_secs(1) {
+                    connection.ping().await?;
+                }
+                Ok(true)
+            })
+        })
+        .connect_with(options)
+        .await
+        .with_context(|| {
+            format!("can't reach Postgres at {place}; check that it runs and that COPAL_DATABASE_URL is right")
+        })
+}
+
+/// Brings the schema up to date. Several processes may do it at once: one does, the others wait.
+///
+/// # Errors
+/// When a migration fails, or the database has one that this program does not know.
+pub async fn migrate(pool: &PgPool) -> anyhow::Result<()> {
+    MIGRATIONS.run(pool).await.context(
+        "the database's schema can't be brought up to date; is it one of a newer copal-server, or not Copal's at all?",
+    )
+}
+
+/// Runs `work` in one transaction, and again when it met another transaction (deadlock,
+/// serialization failure), so `work` must have no effect outside the transaction.
+///
+/// # Errors
+/// Those of `work`, and of the database.
+pub async fn transact<T>(pool: &PgPool, work: impl AsyncFn(&mut PgConnection) -> ApiResult<T>) -> Result<T, ApiError> {
+    let mut tries = 1;
+    loop {
+        let (outcome, started) = match pool.begin().await {
+            Ok(mut transaction) => match work(&mut transaction).await {
+                Ok(value) => (transaction.commit().await.map(|()| value).map_err(ApiError::from), true),
+                Err(error) => {
+                    // Dropping would roll back as well, but only when the connection is used next.
+                    // Where this fails the connection is gone, and the transaction with it.
+                    let _ = transaction.rollback().await;
+                    (Err(error), true)
+                }
+            },
+            // A pooled connection that broke; nothing has happened yet.
+            Err(error @ sqlx::Error::Io(_)) => (Err(error.into()), false),
+            Err(error) => return Err(error.into()),
+        };
+        match outcome {
+            Err(error) if (error.is_retryable() || !started) && tries < MAX_TRIES => {
+                let pause_ms = rand::random_range(1..=10 * u64::from(tries));
+                tokio::time::sleep(Duration::from_millis(pause_ms)).await;
+                tries += 1;
+            }
+            outcome => return outcome,
+        }
+    }
+}

@@ -1,0 +1,14 @@
+//! From a request to checked values: who asks, the body, the query, the id in the path.
+//! After an extractor nothing validates the same value again.
+
+mod current_user;
+mod form;
+mod path_id;
+mod query_params;
+mod valid_json;
+
+pub use current_user::CurrentUser;
+pub use form::Form;
+pub use path_id::PathId;
+pub use query_params::{Paging, QueryParams};
+pub use valid_json::{BODY_LIMIT_BYTES, ValidJson, Validate};

@@ -1,0 +1,168 @@
+//! A JSON body as a checked value.
+
+use std::{future::Future, pin::Pin};
+
+use actix_web::{FromRequest, HttpRequest, dev::Payload, web};
+use copal_schemas::problem::FieldError;
+use futures_util::StreamExt as _;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use serde_path_to_error::{Path, Segment};
+
+use crate::error::{ApiError, ApiResult};
+
+/// The largest body that is read: 5,000 Jobs of 6 KiB each.
+pub const BODY_LIMIT_BYTES: usize = 32 << 20;
+
+/// The body, read as JSON into `T`. 422 with the place of what is wrong, 413 when too large.
+///
+/// Deeper nesting than 128 levels is refused by the JSON reader itself, and U+0000 everywhere,
+/// since Postgres can't store it.
+#[derive(Debug)]
+pub struct ValidJson<T>(pub T);
+
+/// What a body must fulfil beyond its shape. `ValidJson` does not call it; handlers of types that
+/// have rules do, through [`ValidJson::checked`].
+pub trait Validate {
+    /// Adds what is wrong, with places relative to the value.
+    fn validate(&self, errors: &mut Vec<FieldError>);
+}
+
+impl<T: Validate> ValidJson<T> {
+    /// The value when it fulfils its rules.
+    ///
+    /// # Errors
+    /// 422 with every wrong field.
+    pub fn checked(self) -> ApiResult<T> {
+        let mut errors = Vec::new();
+        self.0.validate(&mut errors);
+        if errors.is_empty() {
+            return Ok(self.0);
+        }
+        for error in &mut errors {
+            error.loc.insert(0, "body".into());
+        }
+        Err(ApiError::invalid(errors))
+    }
+}
+
+impl<T: DeserializeOwned + 'static> FromRequest for ValidJson<T> {
+    type Error = ApiError;
+    type Future = Pin<Box<dyn Future<Output = Result<Self, ApiError>>>>;
+
+    fn from_request(request: &HttpRequest, payload: &mut Payload) -> Self::Future {
+        let mut payload = payload.take();
+        let announced = request.headers().get("content-length").and_then(|length| length.to_str().ok()?.parse().ok());
+        Box::pin(async move {
+            let body = read_body(&mut payload, announced).await?;
+            parse(&body).map(Self)
+        })
+    }
+}
+
+async fn read_body(payload: &mut Payload, announced: Option<usize>) -> ApiResult<web::BytesMut> {
+    if announced.is_some_and(|bytes| bytes > BODY_LIMIT_BYTES) {
+        return Err(ApiError::body_too_large(BODY_LIMIT_BYTES));
+    }
+    let mut body = web::BytesMut::with_capacity(announced.unwrap_or(1024));
+    while let Some(chunk) = payload.next().await {
+        let chunk = chunk.map_err(|error| ApiError::invalid_at(vec!["body".into()], error.to_string()))?;
+        if body.len() + chunk.len() > BODY_LIMIT_BYTES {
+            return Err(ApiError::body_too_large(BODY_LIMIT_BYTES));
+        }
+        body.extend_from_slice(&chunk);
+    }
+    Ok(body)
+}
+
+/// Reads a body; an empty one is `{}`.
+fn parse<T: DeserializeOwned>(body: &[u8]) -> ApiResult<T> {
+    let body = if body.iter().all(u8::is_ascii_whitespace) { b"{}" } else { body };
+    // A raw NUL is no JSON; an escaped one is looked for in the text first, which costs nothing
+    // beside the parsing, and made sure of only where it seems to be there.
+    if memchr::memmem::find(body, b"\\u0000").is_some()
+        && let Ok(value) = serde_json::from_slice::<Value>(body)
+        && let Some(mut loc) = find_nul(&value)
+    {
+        loc.push("body".into());
+        loc.reverse();
+        return Err(ApiError::invalid_at(loc, "the text has a NUL character (U+0000); take it out"));
+    }
+    let mut json = serde_json::Deserializer::from_slice(body);
+    let value = serde_path_to_error::deserialize(&mut json)
+        .map_err(|error| ApiError::invalid_at(place(error.path()), error.inner().to_string()))?;
+    json.end().map_err(|error| ApiError::invalid_at(vec!["body".into()], error.to_string()))?;
+    Ok(value)
+}
+
+fn place(path: &Path) -> Vec<Value> {
+    let parts = path.iter().filter_map(|segment| match segment {
+        Segment::Seq { index } => Some(Value::from(*index)),
+        Segment::Map { key } => Some(Value::from(key.as_str())),
+        Segment::Enum { variant } => Some(Value::from(variant.as_str())),
+        Segment::Unknown => None,
+    });
+    std::iter::once(Value::from("body")).chain(parts).collect()
+}
+
+/// Where a NUL is, from the inside out.
+fn find_nul(value: &Value) -> Option<Vec<Value>> {
+    match value {
+        Value::String(text) => text.contains('\0').then(Vec::new),
+        Value::Array(items) => items.iter().enumerate().find_map(|(index, item)| {
+            let mut loc = find_nul(item)?;
+            loc.push(index.into());
+            Some(loc)
+        }),
+        Value::Object(fields) => fields.iter().find_map(|(key, item)| {
+            if key.contains('\0') {
+                return Some(vec![key.replace('\0', "\u{FFFD}").into()]);
+            }
+            let mut loc = find_nul(item)?;
+            loc.push(key.as_str().into());
+            Some(loc)
+        }),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use copal_schemas::site::{SiteCreate, SitePatch};
+
+    use super::*;
+
+    fn error_of<T: DeserializeOwned + std::fmt::Debug>(body: &[u8]) -> FieldError {
+        parse::<T>(body).unwrap_err().problem().errors[0].clone()
+    }
+
+    #[test]
+    fn an_empty_body_is_an_empty_object() {
+        assert!(parse::<SitePatch>(b"").is_ok());
+        assert!(parse::<SitePatch>(b" \n").is_ok());
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_with_its_place() {
+        let error = error_of::<Vec<copal_schemas::batch_job::Partition>>(br#"[{"job_mode": "mpi", "num_nodes": []}]"#);
+        assert_eq!(error.loc, [Value::from("body"), 0.into(), "num_nodes".into()]);
+        assert!(error.msg.contains("an integer is wanted"), "{}", error.msg);
+        let error = error_of::<SiteCreate>(br#"{"path": "/x"}"#);
+        assert!(error.msg.contains("name"), "{}", error.msg);
+    }
+
+    #[test]
+    fn nul_is_refused_and_an_escaped_backslash_is_not() {
+        let error = error_of::<Value>(br#"{"tags": {"a": ["x", "b\u0000"]}}"#);
+        assert_eq!(error.loc, [Value::from("body"), "tags".into(), "a".into(), 1.into()]);
+        assert!(parse::<Value>(br#"{"a": "\\u0000"}"#).is_ok());
+        assert!(parse::<Value>(b"{\"a\": \"\0\"}").is_err());
+    }
+
+    #[test]
+    fn deep_nesting_and_trailing_text_and_broken_utf8_are_refused() {
+        assert!(parse::<Value>("[".repeat(200).as_bytes()).is_err());
+        assert!(parse::<Value>(b"{} x").is_err());
+        assert!(parse::<Value>(b"\"\xff\"").is_err());
+    }
+}

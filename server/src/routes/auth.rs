@@ -1,0 +1,107 @@
+//! Accounts and logins (contract, section 2).
+
+use actix_web::{HttpRequest, HttpResponse, web};
+use copal_schemas::{
+    problem::Problem,
+    user::{AccessToken, Login, Register, User},
+};
+
+use crate::{
+    app::Shared,
+    auth::{limit, password},
+    config::Registration,
+    db,
+    error::{ApiError, ApiResult},
+    extract::{CurrentUser, Form, ValidJson},
+};
+
+/// The longest user name and password in bytes: hashing must not become a way to keep cores busy.
+const MAX_CREDENTIAL_BYTES: usize = 256;
+
+/// The ways to log in.
+#[utoipa::path(get, path = "/auth/how", tag = "auth", security(()), responses(
+    (status = 200, description = "The enabled methods, in the spelling of Balsam's clients", body = Vec<String>),
+))]
+pub(super) async fn login_methods() -> HttpResponse {
+    HttpResponse::Ok().json(["LoginMethod.password"])
+}
+
+/// Makes an account.
+#[utoipa::path(post, path = "/auth/password/register", tag = "auth", security(()), request_body = Register, responses(
+    (status = 201, description = "The account", body = User),
+    (status = 400, description = "The name is taken", body = Problem, content_type = "application/problem+json"),
+    (status = 403, description = "Registration is closed", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "A field is missing or wrong", body = Problem, content_type = "application/problem+json"),
+))]
+pub(super) async fn register(shared: web::Data<Shared>, body: ValidJson<Register>) -> ApiResult<HttpResponse> {
+    if shared.config.registration == Registration::Closed {
+        return Err(ApiError::forbidden("registration is closed at this service; ask its operator for an account"));
+    }
+    let Register { username, password } = body.0;
+    check_credential("username", &username)?;
+    check_credential("password", &password)?;
+    let hash = password::hash(password.into()).await?;
+    let mut connection = shared.pool.acquire().await?;
+    let user = db::users::create(&mut connection, &username, &hash).await?;
+    Ok(HttpResponse::Created().json(user))
+}
+
+/// Logs in with name and password.
+#[utoipa::path(post, path = "/auth/password/login", tag = "auth", security(()),
+    request_body(content = Login, content_type = "application/x-www-form-urlencoded"), responses(
+    (status = 200, description = "A token", body = AccessToken),
+    (status = 401, description = "Name or password is wrong", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "A field is missing", body = Problem, content_type = "application/problem+json"),
+    (status = 429, description = "Too many failed logins", body = Problem, content_type = "application/problem+json"),
+))]
+pub(super) async fn login(shared: web::Data<Shared>, request: HttpRequest, form: Form) -> ApiResult<HttpResponse> {
+    let username = form.required("username")?;
+    let password = form.required("password")?;
+    if form.get("grant_type").is_some_and(|grant| !grant.is_empty() && grant != "password") {
+        return Err(ApiError::invalid_field("grant_type", "\"password\" is wanted"));
+    }
+    let refused = || ApiError::unauthenticated("Unauthorized: user name or password is wrong");
+    if username.len() > MAX_CREDENTIAL_BYTES || password.len() > MAX_CREDENTIAL_BYTES {
+        return Err(refused());
+    }
+    let address = peer(&shared, &request);
+    let attempt = limit::begin(&shared.pool, username, address).await?;
+    let account = db::users::find(&mut *shared.pool.acquire().await?, username).await?;
+    let (user, stored) = match account {
+        Some(account) => (Some(User { id: account.id, username: account.username }), account.password_hash),
+        None => (None, None),
+    };
+    let fits = password::verify(password.into(), stored).await?;
+    let Some(user) = user.filter(|_| fits) else { return Err(refused()) };
+    attempt.succeeded(&shared.pool).await?;
+    Ok(HttpResponse::Ok().json(shared.keys.issue(&shared.pool, &user).await?))
+}
+
+/// Who the token belongs to.
+#[utoipa::path(get, path = "/auth/password/me", tag = "auth", responses(
+    (status = 200, description = "The user", body = User),
+))]
+pub(super) async fn whoami(user: CurrentUser) -> HttpResponse {
+    HttpResponse::Ok().json(User { id: user.id, username: user.username })
+}
+
+fn check_credential(field: &str, text: &str) -> ApiResult<()> {
+    match text.len() {
+        0 => Err(ApiError::invalid_field(field, "must not be empty")),
+        bytes if bytes > MAX_CREDENTIAL_BYTES => {
+            Err(ApiError::invalid_field(field, format!("{bytes} bytes are too many; at most {MAX_CREDENTIAL_BYTES}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The client's address: what the proxy says where the operator trusts one, else the peer's.
+fn peer(shared: &Shared, request: &HttpRequest) -> Option<std::net::IpAddr> {
+    if shared.config.behind_proxy
+        && let Some(told) = request.connection_info().realip_remote_addr()
+        && let Ok(address) = told.parse()
+    {
+        return Some(address);
+    }
+    request.peer_addr().map(|address| address.ip())
+}

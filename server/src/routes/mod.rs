@@ -1,0 +1,110 @@
+//! The one route table: reading it is reading the API. Collections answer with and without the
+//! slash at the end, items too.
+
+mod auth;
+mod health;
+
+use actix_web::{
+    Handler, HttpRequest, HttpResponse, Resource, Responder, Route,
+    dev::{AppService, HttpServiceFactory},
+    web::{self, ServiceConfig},
+};
+
+use copal_schemas::problem::ErrorCode;
+
+use crate::error::{ApiError, ApiResult};
+
+/// Every route of the service.
+pub fn table(routes: &mut ServiceConfig) {
+    routes
+        .service(Endpoint::at(&["/healthz"]).get(health::alive))
+        .service(Endpoint::at(&["/readyz"]).get(health::ready))
+        .service(Endpoint::at(&["/auth/how"]).get(auth::login_methods))
+        .service(Endpoint::at(&["/auth/password/register"]).post(auth::register))
+        .service(Endpoint::at(&["/auth/password/login"]).post(auth::login))
+        .service(Endpoint::at(&["/auth/password/me"]).get(auth::whoami));
+}
+
+/// The answer for a path that is not in the table.
+///
+/// # Errors
+/// Always: 404.
+pub async fn no_route(request: HttpRequest) -> ApiResult<HttpResponse> {
+    let detail = format!("there is no {}; see /docs for what there is", request.path());
+    Err(ApiError::new(ErrorCode::NotFound, detail))
+}
+
+/// A path, in all its spellings, with a handler a method; other methods answer 405 with `Allow`.
+struct Endpoint {
+    resource: Resource,
+    allow: Vec<&'static str>,
+}
+
+impl Endpoint {
+    fn at(paths: &'static [&'static str]) -> Self {
+        Self { resource: web::resource(paths.to_vec()), allow: Vec::new() }
+    }
+
+    fn get<H, Args>(self, handler: H) -> Self
+    where
+        H: Handler<Args>,
+        Args: actix_web::FromRequest + 'static,
+        H::Output: Responder + 'static,
+    {
+        self.method("GET", web::get().to(handler))
+    }
+
+    fn post<H, Args>(self, handler: H) -> Self
+    where
+        H: Handler<Args>,
+        Args: actix_web::FromRequest + 'static,
+        H::Output: Responder + 'static,
+    {
+        self.method("POST", web::post().to(handler))
+    }
+
+    fn put<H, Args>(self, handler: H) -> Self
+    where
+        H: Handler<Args>,
+        Args: actix_web::FromRequest + 'static,
+        H::Output: Responder + 'static,
+    {
+        self.method("PUT", web::put().to(handler))
+    }
+
+    fn patch<H, Args>(self, handler: H) -> Self
+    where
+        H: Handler<Args>,
+        Args: actix_web::FromRequest + 'static,
+        H::Output: Responder + 'static,
+    {
+        self.method("PATCH", web::patch().to(handler))
+    }
+
+    fn delete<H, Args>(self, handler: H) -> Self
+    where
+        H: Handler<Args>,
+        Args: actix_web::FromRequest + 'static,
+        H::Output: Responder + 'static,
+    {
+        self.method("DELETE", web::delete().to(handler))
+    }
+
+    fn method(mut self, name: &'static str, route: Route) -> Self {
+        self.resource = self.resource.route(route);
+        self.allow.push(name);
+        self
+    }
+}
+
+impl HttpServiceFactory for Endpoint {
+    fn register(self, service: &mut AppService) {
+        let allow = self.allow.join(", ");
+        self.resource
+            .default_service(web::to(move || {
+                let error = ApiError::method_not_allowed(allow.clone());
+                async move { ApiResult::<HttpResponse>::Err(error) }
+            }))
+            .register(service);
+    }
+}
