@@ -32,26 +32,17 @@ pub fn init() {
 ///
 /// # Errors
 /// Those of the request itself.
-pub async fn observe<B: MessageBody + 'static>(
-    request: ServiceRequest,
-    next: Next<B>,
-) -> Result<ServiceResponse<impl MessageBody>, Error> {
+pub async fn observe<B: MessageBody>(request: ServiceRequest, next: Next<B>) -> Result<ServiceResponse<B>, Error> {
     let start = Instant::now();
     let id = Uuid::new_v4();
     let method = request.method().clone();
     let path = request.path().to_owned();
-    let http = request.request().clone();
-    let mut answer = match next.call(request).await {
-        Ok(answer) => answer.map_into_left_body(),
-        // An error of the guard or of a middleware becomes its answer here, so that it is logged
-        // and numbered like every other.
-        Err(error) => ServiceResponse::from_err(error, http.clone()).map_into_right_body(),
-    };
+    let mut answer = next.call(request).await?;
     if let Ok(value) = HeaderValue::try_from(id.to_string()) {
         answer.headers_mut().insert(REQUEST_ID, value);
     }
     let status = answer.status().as_u16();
-    let user_id = http.extensions().get::<CurrentUser>().map(|user| user.id.0);
+    let user_id = answer.request().extensions().get::<CurrentUser>().map(|user| user.id.0);
     let ms = start.elapsed().as_secs_f64() * 1e3;
     let error = answer.response().error().and_then(|error| error.as_error::<ApiError>());
     match error {

@@ -2,7 +2,7 @@
 
 use actix_web::{
     Error, HttpMessage as _,
-    body::MessageBody,
+    body::{EitherBody, MessageBody},
     dev::{ServiceRequest, ServiceResponse},
     http::header,
     middleware::Next,
@@ -31,12 +31,18 @@ const PUBLIC: &[&str] = &[
 ///
 /// # Errors
 /// Those of the request itself.
-pub async fn guard<B: MessageBody>(request: ServiceRequest, next: Next<B>) -> Result<ServiceResponse<B>, Error> {
+pub async fn guard<B: MessageBody>(
+    request: ServiceRequest,
+    next: Next<B>,
+) -> Result<ServiceResponse<EitherBody<B>>, Error> {
     if !PUBLIC.contains(&request.path()) {
-        let user = authenticate(&request).await?;
-        request.extensions_mut().insert(user);
+        match authenticate(&request).await {
+            Ok(user) => drop(request.extensions_mut().insert(user)),
+            // An answer and no error, so that it gets its id and its line in the log.
+            Err(refusal) => return Ok(request.error_response(refusal).map_into_right_body()),
+        }
     }
-    next.call(request).await
+    Ok(next.call(request).await?.map_into_left_body())
 }
 
 async fn authenticate(request: &ServiceRequest) -> ApiResult<CurrentUser> {
