@@ -1,0 +1,23 @@
+//! `copal app …`
+
+use super::SiteOption;
+
+/// What to do with Apps.
+#[derive(Debug, clap::Subcommand)]
+#[command(after_help = "Examples:\n  copal app sync\n  copal app ls --site all\n  copal app show Hello")]
+pub(crate) enum Command {
+    /// Tell the service what is in this Site's apps/*.yml.
+    #[command(after_help = "Examples:\n  copal app sync\n  copal app sync --site my-site")]
+    Sync(SiteOption),
+    /// List Apps.
+    #[command(after_help = "Examples:\n  copal app ls\n  copal app ls --site all -o json")]
+    Ls(SiteOption),
+    /// Show one App with its parameters and transfer slots.
+    #[command(after_help = "Examples:\n  copal app show Hello\n  copal app show 17")]
+    Show {
+        /// Its name or id.
+        app: String,
+        #[command(flatten)]
+        site: SiteOption,
+    },
+}

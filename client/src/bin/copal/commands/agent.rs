@@ -1,0 +1,324 @@
+//! `copal site start|run|stop|status`: the agent's process at a Site of this machine.
+
+use std::{
+    env, fs, io,
+    os::unix::process::CommandExt,
+    path::PathBuf,
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use copal_client::{
+    SiteDir,
+    agent_status::{AgentPid, AgentPresence, AgentStatus, start_ticks, this_host},
+};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use serde::Serialize;
+use tokio::time::{Instant, sleep};
+
+use crate::{
+    args::site::Folder,
+    context::Context,
+    failure::{Failure, Result},
+    human::Clock,
+    output::terminal_width,
+    table::{Table, cell, maybe},
+};
+
+/// How long an agent may take to come up.
+const START_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long an agent may take to end: it waits for hooks that run.
+const STOP_TIMEOUT: Duration = Duration::from_secs(60);
+/// Between looks at the files and processes of an agent that is not this program's child to await.
+const LOOK_PAUSE: Duration = Duration::from_millis(20);
+/// Lines of a failed start that are shown.
+const SHOWN_LINES: usize = 10;
+
+pub(super) async fn start(context: Context, folder: &Folder) -> Result<()> {
+    let site = find(context, folder).await?;
+    site.settings()?;
+    let log = site.log().join("agent.log");
+    if let AgentPresence::Here(holder) = presence(&site)? {
+        context.out.talk(&format!("The agent runs already: pid {}, log {}", holder.pid, log.display()));
+        return if context.out.is_json() { context.out.json(&holder) } else { Ok(()) };
+    }
+    site.create_folders()?;
+    let start_log = site.log().join("agent-start.log");
+    let output = fs::File::create(&start_log).map_err(|error| unwritable(&start_log, &error))?;
+    let mut command = agent(&site)?;
+    command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
+    detach(&mut command);
+    let mut child = command.spawn().map_err(|error| Failure::new(format!("can't start the agent: {error}")))?;
+    let deadline = Instant::now() + START_TIMEOUT;
+    let holder = loop {
+        if let AgentPresence::Here(holder) = AgentPid::presence(&site)
+            && holder.pid == child.id()
+            && AgentStatus::read(&site).is_some_and(|status| status.pid == holder.pid)
+        {
+            break holder;
+        }
+        if let Some(status) = child.try_wait()? {
+            return Err(Failure::new(format!("the agent ended at once ({status}): {}", tail(&start_log)))
+                .hint(format!("see {}; `copal site run` starts it in the foreground", log.display())));
+        }
+        if Instant::now() > deadline {
+            return Err(Failure::new(format!(
+                "the agent (pid {}) did not come up in {} s",
+                child.id(),
+                START_TIMEOUT.as_secs()
+            ))
+            .hint(format!("see {}", log.display())));
+        }
+        sleep(LOOK_PAUSE).await;
+    };
+    context.out.talk(&format!("The agent runs: pid {}, log {}", holder.pid, log.display()));
+    if context.out.is_json() { context.out.json(&holder) } else { Ok(()) }
+}
+
+/// Where the agent is, unless another machine has it.
+fn presence(site: &SiteDir) -> Result<AgentPresence> {
+    match AgentPid::presence(site) {
+        AgentPresence::Elsewhere(holder) => Err(Failure::new(format!(
+            "the agent of {} was started on {} (pid {})",
+            site.root().display(),
+            holder.host,
+            holder.pid
+        ))
+        .hint(format!(
+            "run the command on {}; if that machine is gone, delete {}",
+            holder.host,
+            site.pid_file().display()
+        ))),
+        here => Ok(here),
+    }
+}
+
+pub(super) async fn run(context: Context, folder: &Folder) -> Result<()> {
+    let site = find(context, folder).await?;
+    // The agent takes this process over, so that signals and the exit code are its own.
+    let error = agent(&site)?.exec();
+    Err(Failure::new(format!("can't start the agent: {error}")))
+}
+
+pub(super) async fn stop(context: Context, folder: &Folder) -> Result<()> {
+    let site = find(context, folder).await?;
+    let AgentPresence::Here(holder) = presence(&site)? else {
+        context.out.talk("The agent does not run.");
+        return Ok(());
+    };
+    let pid = i32::try_from(holder.pid).map_err(|_| Failure::new(format!("{} is no process id", holder.pid)))?;
+    match kill(Pid::from_raw(pid), Signal::SIGTERM) {
+        Ok(()) | Err(nix::errno::Errno::ESRCH) => {}
+        Err(error) => {
+            return Err(Failure::new(format!("can't stop the agent (pid {pid}): {error}"))
+                .hint("stop it as the user who started it"));
+        }
+    }
+    let deadline = Instant::now() + STOP_TIMEOUT;
+    while start_ticks(holder.pid) == Some(holder.start_ticks) {
+        if Instant::now() > deadline {
+            return Err(Failure::new(format!("the agent (pid {pid}) still runs after {} s", STOP_TIMEOUT.as_secs()))
+                .hint("it may wait for a hook; try again"));
+        }
+        sleep(LOOK_PAUSE).await;
+    }
+    context.out.talk("The agent is stopped.");
+    Ok(())
+}
+
+/// What `site status` says.
+#[derive(Debug, Serialize)]
+struct Status {
+    running: bool,
+    agent: Option<AgentPid>,
+    status: Option<AgentStatus>,
+}
+
+pub(super) async fn status(context: Context, folder: &Folder) -> Result<()> {
+    let site = find(context, folder).await?;
+    site.settings()?;
+    let presence = AgentPid::presence(&site);
+    let status = AgentStatus::read(&site);
+    if context.out.is_json() {
+        let (running, agent) = match presence {
+            AgentPresence::Stopped => (false, None),
+            AgentPresence::Here(holder) => (true, Some(holder)),
+            AgentPresence::Elsewhere(holder) => (is_fresh(status.as_ref(), context.clock), Some(holder)),
+        };
+        return context.out.json(&Status { running, agent, status });
+    }
+    context.out.text(&status_text(&site, &presence, status.as_ref(), context.clock, terminal_width()))
+}
+
+/// Minutes without a new status file after which an agent on another machine is taken for dead.
+const FRESH_MIN: i64 = 3;
+
+fn is_fresh(status: Option<&AgentStatus>, clock: Clock) -> bool {
+    status.is_some_and(|status| status.stopped.is_none() && (clock.now - status.updated).num_minutes() < FRESH_MIN)
+}
+
+fn status_text(
+    site: &SiteDir,
+    presence: &AgentPresence,
+    status: Option<&AgentStatus>,
+    clock: Clock,
+    width: Option<u16>,
+) -> String {
+    let mut fields = Table::bare();
+    fields.field("Folder", cell(site.root().display()));
+    let agent = match presence {
+        AgentPresence::Here(holder) => format!("runs, pid {}, started {}", holder.pid, clock.both(holder.started)),
+        AgentPresence::Elsewhere(holder) if is_fresh(status, clock) => {
+            format!("runs on {}, pid {}", holder.host, holder.pid)
+        }
+        AgentPresence::Elsewhere(holder) => {
+            format!("was started on {}, pid {}, and is silent", holder.host, holder.pid)
+        }
+        AgentPresence::Stopped => match status.and_then(|status| status.stopped) {
+            Some(stopped) => format!("stopped {}", clock.both(stopped)),
+            None if status.is_some() => "does not run; it ended without saying so".into(),
+            None => "does not run".into(),
+        },
+    };
+    fields.field("Agent", cell(agent));
+    let Some(status) = status else { return fields.render(width) };
+    fields.field("Service", cell(&status.api_root));
+    fields.field("Told", cell(clock.both(status.updated)));
+    let mut services = Table::new(["TASK", "STATE", "LAST SUCCESS", "DOING"]);
+    for (name, service) in &status.services {
+        let state = match service.is_well() {
+            true => "well".into(),
+            false => format!("failed {} times", service.failures),
+        };
+        let doing = match (&service.last_error, service.is_well()) {
+            (Some(error), false) => error.clone(),
+            _ => service.detail.clone(),
+        };
+        services.row([cell(name), cell(state), maybe(service.last_success.map(|time| clock.ago(time))), cell(doing)]);
+    }
+    if services.is_empty() {
+        fields.render(width)
+    } else {
+        format!("{}\n{}", fields.render(width), services.render(width))
+    }
+}
+
+/// The folder that is meant.
+pub(super) async fn find(context: Context, folder: &Folder) -> Result<SiteDir> {
+    let site = match (&folder.path, &folder.site) {
+        (Some(path), _) => SiteDir::new(fs::canonicalize(path).map_err(|error| {
+            Failure::new(format!("can't find the folder {}: {error}", path.display()))
+                .hint("make a Site with `copal site init FOLDER`")
+        })?),
+        (None, Some(selector)) => {
+            let client = context.client()?;
+            SiteDir::new(context.one_site(&client, Some(selector)).await?.path)
+        }
+        (None, None) => SiteDir::find().ok_or_else(|| {
+            Failure::usage("this folder is in no Site")
+                .hint("go to a Site's folder, or name it: `copal site start FOLDER`")
+        })?,
+    };
+    if site.settings_path().is_file() {
+        return Ok(site);
+    }
+    Err(Failure::new(format!("{} is no Site's folder: it has no settings.yml", site.root().display()))
+        .hint("make a Site with `copal site init FOLDER`, or name the right folder"))
+}
+
+/// Another of Copal's programs, which lie beside this one.
+pub(super) fn sibling(name: &str) -> Result<PathBuf> {
+    let program = env::current_exe()?.with_file_name(name);
+    if program.is_file() {
+        return Ok(program);
+    }
+    Err(Failure::new(format!("there is no {}", program.display())).hint("install Copal's programs into one folder"))
+}
+
+fn agent(site: &SiteDir) -> Result<Command> {
+    let mut command = Command::new(sibling("copal-agent")?);
+    command.arg("--site").arg(site.root()).current_dir(site.root());
+    Ok(command)
+}
+
+/// Lets a command run in a session of its own, so that neither Ctrl-C nor a closed terminal reaches it.
+#[expect(unsafe_code, reason = "std has no stable way to start a session")]
+fn detach(command: &mut Command) {
+    let start_session = || nix::unistd::setsid().map(drop).map_err(io::Error::from);
+    // SAFETY: between fork and exec only async-signal-safe functions may be called; setsid is one.
+    unsafe {
+        command.pre_exec(start_session);
+    }
+}
+
+fn tail(log: &std::path::Path) -> String {
+    let text = fs::read(log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
+    let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    match lines.len() {
+        0 => "it printed nothing".into(),
+        count => anstream::adapter::strip_str(&lines[count.saturating_sub(SHOWN_LINES)..].join("\n  ")).to_string(),
+    }
+}
+
+fn unwritable(path: &std::path::Path, error: &io::Error) -> Failure {
+    Failure::new(format!("can't write {}: {error}", path.display())).hint("check who owns the Site's folder")
+}
+
+/// Whether an agent on this machine holds the Site.
+pub(super) fn runs_here(site: &SiteDir) -> bool {
+    matches!(AgentPid::presence(site), AgentPresence::Here(holder) if holder.host == this_host())
+}
+
+#[cfg(test)]
+mod tests {
+    use copal_client::agent_status::ServiceStatus;
+    use copal_schemas::{SiteId, time};
+
+    use super::*;
+
+    fn at(text: &str) -> copal_schemas::Timestamp {
+        time::parse(text).unwrap()
+    }
+
+    #[test]
+    fn the_status_says_what_does_not_work() {
+        let holder = AgentPid { pid: 12, host: "login1".into(), started: at("2026-11-30T09:00:00"), start_ticks: 1 };
+        let well = ServiceStatus {
+            last_success: Some(at("2026-11-30T11:59:50")),
+            detail: "2 BatchJobs".into(),
+            ..Default::default()
+        };
+        let ill = ServiceStatus {
+            last_error: Some("squeue: timed out".into()),
+            last_error_time: Some(at("2026-11-30T11:59:50")),
+            failures: 3,
+            ..Default::default()
+        };
+        let mut status = AgentStatus {
+            pid: 12,
+            host: "login1".into(),
+            version: "0.1.0".into(),
+            site_id: SiteId(1),
+            api_root: "http://127.0.0.1:8642/".into(),
+            started: at("2026-11-30T09:00:00"),
+            updated: at("2026-11-30T11:59:55"),
+            stopped: None,
+            services: [("events".into(), well), ("scheduler".into(), ill)].into(),
+        };
+        let clock = Clock::fixed("2026-11-30T12:00:00");
+        let site = SiteDir::new("/lus/theta");
+        let text = |presence: &AgentPresence, status: Option<&AgentStatus>| {
+            anstream::adapter::strip_str(&status_text(&site, presence, status, clock, None)).to_string()
+        };
+        insta::assert_snapshot!(text(&AgentPresence::Here(holder.clone()), Some(&status)), @"");
+        insta::assert_snapshot!(text(&AgentPresence::Stopped, None), @"");
+        assert!(text(&AgentPresence::Elsewhere(holder.clone()), Some(&status)).contains("runs on login1"));
+        status.updated = at("2026-11-30T10:00:00");
+        assert!(text(&AgentPresence::Elsewhere(holder), Some(&status)).contains("is silent"));
+        status.stopped = Some(at("2026-11-30T10:00:00"));
+        assert!(text(&AgentPresence::Stopped, Some(&status)).contains("stopped 2026-11-30 10:00:00 (2h ago)"));
+    }
+}

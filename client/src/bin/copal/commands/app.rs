@@ -1,0 +1,296 @@
+//! `copal app sync|ls|show`
+
+use copal_client::{Client, SiteDir, api::JobQuery};
+use copal_schemas::{
+    SiteId,
+    app::{App, AppCreate, AppHooks, AppPatch},
+};
+use serde::Serialize;
+
+use crate::{
+    context::{Context, SelectedSites},
+    failure::{Failure, Result, chain, one_line},
+    table::{Table, cell, maybe},
+};
+
+/// What became of one App in the service's index.
+#[derive(Debug, Serialize)]
+pub(super) struct Synced {
+    app: String,
+    change: Change,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    note: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Change {
+    Added,
+    Changed,
+    Unchanged,
+    Removed,
+    /// Its file is gone, but Jobs of it are not.
+    Gone,
+}
+
+impl Change {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Added => "added",
+            Self::Changed => "changed",
+            Self::Unchanged => "unchanged",
+            Self::Removed => "removed",
+            Self::Gone => "gone",
+        }
+    }
+}
+
+pub(super) async fn sync(context: Context, site: Option<&str>) -> Result<()> {
+    let client = context.client()?;
+    let (folder, site_id) = folder_of(context, &client, site).await?;
+    let synced = push(&client, &folder, site_id).await?;
+    show_synced(context, &synced)
+}
+
+/// The folder of the Site that is meant, which must be on this machine.
+async fn folder_of(context: Context, client: &Client, selector: Option<&str>) -> Result<(SiteDir, SiteId)> {
+    let site = context.one_site(client, selector.or(Some("this"))).await?;
+    if let Some(folder) = SiteDir::find()
+        && folder.settings().is_ok_and(|settings| settings.site_id == site.id)
+    {
+        return Ok((folder, site.id));
+    }
+    let folder = SiteDir::new(&site.path);
+    match folder.settings() {
+        Ok(settings) if settings.site_id == site.id => Ok((folder, site.id)),
+        Ok(_) => Err(Failure::new(format!("{} belongs to another Site than {}", site.path, site.name))),
+        Err(_) if !folder.settings_path().exists() => {
+            Err(Failure::new(format!("{}, the folder of the Site {}, is not on this machine", site.path, site.name))
+                .hint("run the command where it is"))
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Makes the service's index of a Site's Apps equal to its files.
+///
+/// # Errors
+/// When a file is wrong; then nothing is changed.
+pub(super) async fn push(client: &Client, folder: &SiteDir, site_id: SiteId) -> Result<Vec<Synced>> {
+    let (apps, errors) = folder.load_apps()?;
+    if !errors.is_empty() {
+        let lines: Vec<String> = errors.iter().map(|error| one_line(&chain(error))).collect();
+        return Err(
+            Failure::new(lines.join("\nerror: ")).hint("correct that and run the command again; nothing was changed")
+        );
+    }
+    let index = client.list_apps(&[site_id]).await?;
+    let mut synced = Vec::new();
+    for (name, app) in &apps {
+        let wanted = app.to_index(site_id);
+        let change = match index.iter().find(|known| known.name == *name) {
+            None => {
+                client.create_app(&wanted).await?;
+                Change::Added
+            }
+            Some(known) if is_same(known, &wanted) => Change::Unchanged,
+            Some(known) => {
+                client.update_app(known.id, &patch(wanted)).await?;
+                Change::Changed
+            }
+        };
+        synced.push(Synced { app: name.clone(), change, note: None });
+    }
+    // Apps without a command were registered by Balsam's clients and have no file here.
+    for known in index.iter().filter(|known| known.command.is_some() && !apps.contains_key(&known.name)) {
+        let jobs = client.count_jobs(&JobQuery { app_id: Some(known.id), ..JobQuery::default() }).await?;
+        let (change, note) = if jobs == 0 {
+            client.delete_app(known.id).await?;
+            (Change::Removed, None)
+        } else {
+            (Change::Gone, Some(format!("kept, since {jobs} Jobs are of it; new ones would fail")))
+        };
+        synced.push(Synced { app: known.name.clone(), change, note });
+    }
+    Ok(synced)
+}
+
+/// Prints what changed.
+pub(super) fn show_synced(context: Context, synced: &[Synced]) -> Result<()> {
+    context.out.data(&synced, "The Site has no Apps; write one to apps/NAME.yml.", || synced_table(synced))
+}
+
+fn synced_table(synced: &[Synced]) -> Table {
+    let mut table = Table::new(["APP", "CHANGE", "NOTE"]);
+    for app in synced {
+        table.row([cell(&app.app), cell(app.change.as_str()), cell(app.note.as_deref().unwrap_or_default())]);
+    }
+    table
+}
+
+fn is_same(known: &App, wanted: &AppCreate) -> bool {
+    known.serialized_class == wanted.serialized_class
+        && known.source_code == wanted.source_code
+        && known.description == wanted.description
+        && known.parameters == wanted.parameters
+        && known.transfers == wanted.transfers
+        && known.command == wanted.command
+        && known.hooks == wanted.hooks
+        && known.max_restarts == wanted.max_restarts
+}
+
+fn patch(wanted: AppCreate) -> AppPatch {
+    AppPatch {
+        site_id: None,
+        name: None,
+        serialized_class: Some(wanted.serialized_class),
+        source_code: Some(wanted.source_code),
+        description: Some(wanted.description),
+        parameters: Some(wanted.parameters),
+        transfers: Some(wanted.transfers),
+        command: Some(wanted.command),
+        hooks: Some(wanted.hooks),
+        max_restarts: Some(wanted.max_restarts),
+    }
+}
+
+pub(super) async fn ls(context: Context, site: Option<&str>) -> Result<()> {
+    let client = context.client()?;
+    let sites = context.sites(&client, site).await?;
+    let apps = client.list_apps(&sites.ids).await?;
+    context.out.data(&apps, "No Apps; write one to a Site's apps folder and run `copal app sync`.", || {
+        list_table(&apps, &sites)
+    })
+}
+
+fn list_table(apps: &[App], sites: &SelectedSites) -> Table {
+    let mut table = Table::new(["ID", "NAME", "SITE", "PARAMETERS", "HOOKS", "DESCRIPTION"]);
+    for app in apps {
+        table.row([
+            cell(app.id),
+            cell(&app.name),
+            cell(sites.name(app.site_id)),
+            cell(parameters(app)),
+            cell(hooks(app.hooks).join(" ")),
+            cell(&app.description),
+        ]);
+    }
+    table
+}
+
+/// `name tail=x`: a parameter with its default where it has one.
+fn parameters(app: &App) -> String {
+    let one = |(name, parameter): (&String, &copal_schemas::app::AppParameter)| match &parameter.default {
+        Some(default) if !parameter.required => format!("[{name}={default}]"),
+        _ => name.clone(),
+    };
+    app.parameters.iter().map(one).collect::<Vec<_>>().join(" ")
+}
+
+fn hooks(hooks: AppHooks) -> Vec<&'static str> {
+    let all = [
+        (hooks.preprocess, "preprocess"),
+        (hooks.postprocess, "postprocess"),
+        (hooks.handle_error, "handle_error"),
+        (hooks.handle_timeout, "handle_timeout"),
+    ];
+    all.into_iter().filter(|(declared, _)| *declared).map(|(_, name)| name).collect()
+}
+
+pub(super) async fn show(context: Context, name: &str, site: Option<&str>) -> Result<()> {
+    let client = context.client()?;
+    let sites = context.sites(&client, site).await?;
+    let app = sites.app(&client, name).await?;
+    context.out.data(&app, "", || show_table(&app, &sites))
+}
+
+fn show_table(app: &App, sites: &SelectedSites) -> Table {
+    let mut table = Table::bare();
+    table.field("App", cell(format!("{} ({})", app.name, app.id)));
+    table.field("Site", cell(sites.name(app.site_id)));
+    if !app.description.is_empty() {
+        table.field("Description", cell(&app.description));
+    }
+    table.field(
+        "Command",
+        maybe(app.command.as_deref().or(Some("a Python class of Balsam").filter(|_| !app.serialized_class.is_empty()))),
+    );
+    for (name, parameter) in &app.parameters {
+        let mut text = match &parameter.default {
+            Some(default) if !parameter.required => format!("default {default:?}"),
+            _ => String::from("required"),
+        };
+        if !parameter.choices.is_empty() {
+            text.push_str(&format!(", one of {}", parameter.choices.join(", ")));
+        }
+        if !parameter.help.is_empty() {
+            text.push_str(&format!(": {}", parameter.help));
+        }
+        table.field(&format!("-p {name}"), cell(text));
+    }
+    for (name, slot) in &app.transfers {
+        let direction = match slot.direction {
+            copal_schemas::transfer::Direction::In => "in",
+            copal_schemas::transfer::Direction::Out => "out",
+        };
+        let need = if slot.required { "required" } else { "optional" };
+        table.field(
+            &format!("-s {name}"),
+            cell(format!("{direction}, {need}: {} {}", slot.local_path, slot.description)),
+        );
+    }
+    table.field("Hooks", maybe(Some(hooks(app.hooks).join(" ")).filter(|hooks| !hooks.is_empty())));
+    table.field(
+        "Restarts",
+        cell(app.max_restarts.map_or("none after an error, any number after a time-out".into(), |max| max.to_string())),
+    );
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use copal_client::app_file;
+    use copal_schemas::AppId;
+
+    use super::*;
+
+    const HELLO: &str = "name: Hello\ndescription: Say hello.\ncommand: 'echo Hello, {{name}}! {{{tail}}}'\n\
+        parameters: {name: {required: true, help: whom to greet}, tail: {default: ''}}\n\
+        hooks: {postprocess: ./collect.sh}\n";
+
+    fn hello() -> (AppCreate, App) {
+        let wanted = app_file::App::new(serde_saphyr::from_str(HELLO).unwrap()).unwrap().to_index(SiteId(1));
+        let known = App {
+            site_id: SiteId(1),
+            name: wanted.name.clone(),
+            serialized_class: String::new(),
+            source_code: String::new(),
+            description: wanted.description.clone(),
+            parameters: wanted.parameters.clone(),
+            transfers: wanted.transfers.clone(),
+            id: AppId(7),
+            command: wanted.command.clone(),
+            hooks: wanted.hooks,
+            max_restarts: wanted.max_restarts,
+        };
+        (wanted, known)
+    }
+
+    #[test]
+    fn an_app_is_unchanged_until_anything_of_it_changes() {
+        let (mut wanted, known) = hello();
+        assert!(is_same(&known, &wanted));
+        wanted.max_restarts = Some(2);
+        assert!(!is_same(&known, &wanted));
+    }
+
+    #[test]
+    fn apps_are_shown_with_their_parameters() {
+        let (_, app) = hello();
+        let sites = SelectedSites { all: Vec::new(), ids: Vec::new() };
+        let text = show_table(&app, &sites).render(None);
+        insta::assert_snapshot!(anstream::adapter::strip_str(&text), @"");
+        let text = list_table(&[app], &sites).render(None);
+        insta::assert_snapshot!(anstream::adapter::strip_str(&text), @"");
+    }
+}

@@ -1,0 +1,160 @@
+//! `copal job wait|watch`
+
+use std::time::Duration;
+
+use copal_client::{Client, ClientError};
+use copal_schemas::JobState;
+use indicatif::{ProgressBar, ProgressStyle};
+use tokio::time::Instant;
+
+use super::job_list::counts_table;
+use crate::{
+    args::job::Selection,
+    context::Context,
+    failure::{Failure, Result, TIMED_OUT, chain},
+    follow::{End, follow},
+    human::Clock,
+    ids::Shortest,
+    output::{is_interactive, terminal_width},
+    selection::{Counts, Jobs, summary, total},
+};
+
+/// Ids that a message names.
+const NAMED: i64 = 20;
+
+pub(super) async fn wait(context: Context, selection: &Selection, timeout: Option<f64>) -> Result<()> {
+    let deadline = timeout.map(deadline).transpose()?;
+    let client = context.client()?;
+    let jobs = selection.resolve(&context, &client).await?.pinned(&client).await?;
+    let mut progress = Progress::new(context, false);
+    let end = interruptible(follow(&client, &jobs, deadline, |news| progress.report(news))).await;
+    progress.finish();
+    let counts = match end? {
+        End::Settled(counts) => counts,
+        End::TimedOut(counts) => {
+            let open: i64 = counts.iter().filter(|(state, _)| !state.is_terminal()).map(|(_, count)| count).sum();
+            let text = format!("{open} of {} Jobs were not finished in time: {}", total(&counts), summary(&counts));
+            return Err(Failure::new(text).exit(TIMED_OUT).hint("run the command again to go on waiting"));
+        }
+    };
+    if context.out.is_json() {
+        context.out.json(&counts)?;
+    }
+    match counts.get(&JobState::Failed).copied().unwrap_or(0) {
+        0 => {
+            context.out.talk(&format!("All {} Jobs are finished.", total(&counts)));
+            Ok(())
+        }
+        failed => Err(failed_jobs(&client, &jobs, failed, total(&counts)).await?),
+    }
+}
+
+fn deadline(seconds: f64) -> Result<Instant> {
+    let span = Duration::try_from_secs_f64(seconds).ok().filter(|span| span.as_secs() < 100_000_000);
+    span.map(|span| Instant::now() + span)
+        .ok_or_else(|| Failure::usage(format!("{seconds} is no number of seconds to wait")))
+}
+
+/// Which Jobs failed.
+async fn failed_jobs(client: &Client, jobs: &Jobs, failed: i64, all: i64) -> Result<Failure> {
+    let rows = jobs.list_in_state(client, JobState::Failed, NAMED).await?;
+    let first = rows.first().map_or(0, |job| job.id.0);
+    let mut ids = Shortest::of(rows.iter().map(|job| job.id.0)).to_string();
+    if failed > rows.len() as i64 {
+        ids.push_str(", …");
+    }
+    Ok(Failure::new(format!("{failed} of {all} Jobs failed: {ids}")).hint(format!("`copal job show {first}` says why")))
+}
+
+pub(super) async fn watch(context: Context, selection: &Selection) -> Result<()> {
+    let client = context.client()?;
+    let jobs = selection.resolve(&context, &client).await?.pinned(&client).await?;
+    let mut progress = Progress::new(context, true);
+    let end = interruptible(follow(&client, &jobs, None, |news| progress.report(news))).await;
+    progress.finish();
+    let (End::Settled(counts) | End::TimedOut(counts)) = end?;
+    if context.out.is_json() {
+        return context.out.json(&counts);
+    }
+    if progress.is_live() { context.out.text(&counts_table(&counts).render(terminal_width())) } else { Ok(()) }
+}
+
+/// Ends with Ctrl-C, so that the progress bar is cleared before the program ends.
+async fn interruptible<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
+    tokio::select! {
+        outcome = work => outcome,
+        signal = tokio::signal::ctrl_c() => {
+            signal?;
+            Err(Failure::new("interrupted; the Jobs go on").exit(130))
+        }
+    }
+}
+
+/// A bar on a terminal; elsewhere, for `watch`, a line of data for each change.
+struct Progress {
+    context: Context,
+    bar: ProgressBar,
+    lines: bool,
+    away: bool,
+}
+
+impl Progress {
+    fn new(context: Context, watch: bool) -> Self {
+        let live = is_interactive();
+        let bar = if live { ProgressBar::new(0) } else { ProgressBar::hidden() };
+        bar.set_style(style());
+        if live {
+            bar.enable_steady_tick(Duration::from_millis(250));
+        }
+        Self { context, bar, lines: watch && !live && !context.out.is_json(), away: false }
+    }
+
+    fn is_live(&self) -> bool {
+        !self.bar.is_hidden()
+    }
+
+    fn report(&mut self, news: std::result::Result<&Counts, &ClientError>) -> Result<()> {
+        match news {
+            Ok(counts) => {
+                self.away = false;
+                let ended: i64 = counts.iter().filter(|(state, _)| state.is_terminal()).map(|(_, count)| count).sum();
+                self.bar.set_length(total(counts).unsigned_abs());
+                self.bar.set_position(ended.unsigned_abs());
+                self.bar.set_message(summary(counts));
+                if self.lines {
+                    let time = Clock::here();
+                    self.context.out.text(&format!("{}  {}\n", time.local_time(time.now), summary(counts)))?;
+                }
+            }
+            Err(error) if self.away => self.bar.set_message(chain(error)),
+            Err(error) => {
+                self.away = true;
+                let line = format!("{}; trying again", chain(error));
+                self.bar.suspend(|| self.context.out.talk(&line));
+            }
+        }
+        Ok(())
+    }
+
+    fn finish(&self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+fn style() -> ProgressStyle {
+    ProgressStyle::with_template("{bar:30} {pos}/{len} Jobs  {elapsed}, {per_sec}, {eta} left  {wide_msg}")
+        .unwrap_or_else(|_| ProgressStyle::default_bar())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_sensible_times_are_waited() {
+        assert!(deadline(0.5).is_ok());
+        for seconds in [-1.0, f64::NAN, f64::INFINITY, 1e18] {
+            assert!(deadline(seconds).is_err(), "{seconds}");
+        }
+    }
+}

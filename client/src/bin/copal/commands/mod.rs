@@ -1,0 +1,77 @@
+//! One file a command or a handful of small ones that belong together: each resolves what the
+//! command line names, calls the service, and prints.
+
+mod account;
+mod agent;
+mod app;
+mod events;
+mod job_change;
+mod job_create;
+mod job_follow;
+mod job_list;
+mod job_show;
+mod queue;
+mod site;
+mod site_init;
+
+use clap::CommandFactory;
+
+use crate::{
+    args::{
+        Cli, Command, app::Command as App, events::Command as Events, job::Command as Job, queue::Command as Queue,
+        site::Command as Site,
+    },
+    context::Context,
+    failure::Result,
+};
+
+/// Runs one command.
+///
+/// # Errors
+/// The failure to print, with its exit code.
+pub(crate) async fn run(context: Context, command: Command) -> Result<()> {
+    match command {
+        Command::Register(enter) => account::register(context, &enter).await,
+        Command::Login(enter) => account::login(context, &enter).await,
+        Command::Logout => account::logout(context),
+        Command::Whoami => account::whoami(context).await,
+        Command::Site(command) => match command {
+            Site::Init { path, name, platform, yes } => {
+                site_init::init(context, &path, name.as_deref(), platform.as_deref(), yes.yes).await
+            }
+            Site::Ls { site } => site::ls(context, site.as_deref()).await,
+            Site::Start(folder) => agent::start(context, &folder).await,
+            Site::Run(folder) => agent::run(context, &folder).await,
+            Site::Stop(folder) => agent::stop(context, &folder).await,
+            Site::Status(folder) => agent::status(context, &folder).await,
+            Site::Sync(folder) => site::sync(context, &folder).await,
+            Site::Rm { site, yes } => site::rm(context, site.site.as_deref(), yes.yes).await,
+        },
+        Command::App(command) => match command {
+            App::Sync(site) => app::sync(context, site.site.as_deref()).await,
+            App::Ls(site) => app::ls(context, site.site.as_deref()).await,
+            App::Show { app, site } => app::show(context, &app, site.site.as_deref()).await,
+        },
+        Command::Job(command) => match command {
+            Job::Create(create) => job_create::create(context, &create).await,
+            Job::Ls(list) => job_list::ls(context, &list).await,
+            Job::Show { id } => job_show::show(context, id).await,
+            Job::Wait { selection, timeout } => job_follow::wait(context, &selection, timeout).await,
+            Job::Watch { selection } => job_follow::watch(context, &selection).await,
+            Job::Cancel(change) => job_change::cancel(context, &change).await,
+            Job::Rm(change) => job_change::rm(context, &change).await,
+            Job::Modify(modify) => job_change::modify(context, &modify).await,
+        },
+        Command::Queue(command) => match command {
+            Queue::Submit(submit) => queue::submit(context, &submit).await,
+            Queue::Ls { history, help: _, site } => queue::ls(context, history, site.site.as_deref()).await,
+            Queue::Rm { ids } => queue::rm(context, &ids).await,
+        },
+        Command::Events(Events::Ls(list)) => events::ls(context, &list).await,
+        Command::Completions { shell } => {
+            let mut text = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "copal", &mut text);
+            context.out.text(&String::from_utf8_lossy(&text))
+        }
+    }
+}

@@ -1,0 +1,274 @@
+//! `copal queue submit|ls|rm`
+
+use copal_schemas::{
+    BatchJobId,
+    batch_job::{BatchJob, BatchJobCreate, BatchJobPatch, BatchJobPatchItem, BatchJobState, JobMode},
+    site::Site,
+};
+
+use crate::{
+    args::queue::Submit,
+    context::{Context, SelectedSites},
+    failure::{Failure, Result},
+    human::Clock,
+    table::{Table, batch_job_state, cell, maybe, pairs},
+};
+
+/// Hours for which `queue ls` shows a refused BatchJob, so that its reason is seen.
+const REFUSED_SHOWN_HOURS: i64 = 24;
+
+pub(super) async fn submit(context: Context, submit: &Submit) -> Result<()> {
+    let client = context.client()?;
+    let site = context.one_site(&client, submit.site.site.as_deref()).await?;
+    let batch_job = client.create_batch_job(&new_batch_job(submit, &site)?).await?;
+    if context.out.is_json() {
+        return context.out.json(&batch_job);
+    }
+    context.out.talk(&format!(
+        "BatchJob {} asks for {} nodes for {} min at {}; `copal queue ls` shows how far it is.",
+        batch_job.id, batch_job.num_nodes, batch_job.wall_time_min, site.name
+    ));
+    context.out.text(&format!("{}\n", batch_job.id))
+}
+
+fn new_batch_job(submit: &Submit, site: &Site) -> Result<BatchJobCreate> {
+    let parts: i32 = submit.partitions.iter().map(|part| part.num_nodes).sum();
+    let num_nodes = match submit.num_nodes {
+        Some(nodes) if !submit.partitions.is_empty() && nodes != parts => {
+            return Err(Failure::usage(format!("the parts (-p) have {parts} nodes, the BatchJob (-n) has {nodes}"))
+                .hint("make them equal, or leave out -n"));
+        }
+        Some(nodes) => nodes,
+        None => parts,
+    };
+    let job_mode = submit.job_mode.or_else(|| submit.partitions.first().map(|part| part.job_mode));
+    let declared = &site.details.optional_batch_job_params;
+    if let Some((unknown, _)) = submit.optional_params.iter().find(|(name, _)| !declared.contains_key(name)) {
+        let known: Vec<&str> = declared.keys().map(String::as_str).collect();
+        return Err(Failure::usage(format!("the Site {} declares no parameter {unknown:?} (-x)", site.name)).hint(
+            if known.is_empty() { "it declares none".into() } else { format!("it declares {}", known.join(", ")) },
+        ));
+    }
+    Ok(BatchJobCreate {
+        site_id: site.id,
+        project: project(submit, site)?,
+        queue: queue(submit, site)?,
+        num_nodes,
+        wall_time_min: submit.wall_time_min,
+        job_mode: job_mode.unwrap_or(JobMode::Mpi),
+        optional_params: submit.optional_params.iter().cloned().collect(),
+        filter_tags: submit.tags.iter().cloned().collect(),
+        partitions: (!submit.partitions.is_empty()).then(|| submit.partitions.clone()),
+    })
+}
+
+fn queue(submit: &Submit, site: &Site) -> Result<String> {
+    let names: Vec<&str> = site.details.allowed_queues.keys().map(String::as_str).collect();
+    match (&submit.queue, &names[..]) {
+        (Some(queue), _) => Ok(queue.clone()),
+        (None, [only]) => Ok((*only).into()),
+        (None, []) => Err(Failure::usage("which queue? The Site names none in its settings").hint("add -q QUEUE")),
+        (None, _) => Err(Failure::usage(format!("which queue? The Site {} has {}", site.name, names.join(", ")))
+            .hint("add -q QUEUE")),
+    }
+}
+
+fn project(submit: &Submit, site: &Site) -> Result<String> {
+    let is_local = || site.details.allowed_queues.keys().eq(["local"]);
+    match (&submit.project, &site.details.allowed_projects[..]) {
+        (Some(project), _) => Ok(project.clone()),
+        (None, [only]) => Ok(only.clone()),
+        // Nobody pays for the machine that the agent runs on.
+        (None, []) if is_local() => Ok("local".into()),
+        (None, []) => Err(Failure::usage("who pays? The Site names no project in its settings").hint("add -A PROJECT")),
+        (None, several) => Err(Failure::usage(format!("who pays? The Site {} has {}", site.name, several.join(", ")))
+            .hint("add -A PROJECT")),
+    }
+}
+
+pub(super) async fn ls(context: Context, history: bool, site: Option<&str>) -> Result<()> {
+    let client = context.client()?;
+    let sites = context.sites(&client, site).await?;
+    let states: Vec<BatchJobState> = if history {
+        Vec::new()
+    } else {
+        BatchJobState::ALL.iter().copied().filter(|state| *state != BatchJobState::Finished).collect()
+    };
+    let mut batch_jobs = client.list_batch_jobs(&sites.ids, &states).await?;
+    batch_jobs.retain(|batch_job| history || is_shown(batch_job, context.clock));
+    let empty = if history { "No BatchJobs." } else { "No BatchJobs that are not over; --history shows all." };
+    context.out.data(&batch_jobs, empty, || table(&batch_jobs, &sites, context.clock))
+}
+
+/// Whether people want to see it without asking for history.
+fn is_shown(batch_job: &BatchJob, clock: Clock) -> bool {
+    batch_job.state != BatchJobState::SubmitFailed
+        || batch_job.end_time.is_none_or(|time| (clock.now - time).num_hours() < REFUSED_SHOWN_HOURS)
+}
+
+fn table(batch_jobs: &[BatchJob], sites: &SelectedSites, clock: Clock) -> Table {
+    let mut table =
+        Table::new(["ID", "SITE", "SCHEDULER ID", "STATE", "QUEUE", "PROJECT", "NODES", "MIN", "MODE", "TIME", "INFO"]);
+    for batch_job in batch_jobs {
+        table.row([
+            cell(batch_job.id),
+            cell(sites.name(batch_job.site_id)),
+            maybe(batch_job.scheduler_id.as_ref()),
+            batch_job_state(batch_job.state),
+            cell(&batch_job.queue),
+            cell(&batch_job.project),
+            cell(batch_job.num_nodes),
+            cell(batch_job.wall_time_min),
+            cell(batch_job.job_mode),
+            cell(times(batch_job, clock)),
+            cell(info(batch_job)),
+        ]);
+    }
+    table
+}
+
+fn times(batch_job: &BatchJob, clock: Clock) -> String {
+    match (batch_job.start_time, batch_job.end_time) {
+        (_, Some(end)) => format!("ended {}", clock.ago(end)),
+        (Some(start), None) => format!("started {}", clock.ago(start)),
+        (None, None) => String::from("-"),
+    }
+}
+
+/// Partitions, tags, and above all why it was refused.
+fn info(batch_job: &BatchJob) -> String {
+    let mut parts = Vec::new();
+    for key in ["error", "reason"] {
+        parts.extend(batch_job.status_info.get(key).cloned());
+    }
+    parts.extend(batch_job.partitions.iter().flatten().map(ToString::to_string));
+    if !batch_job.filter_tags.is_empty() {
+        parts.push(pairs(&batch_job.filter_tags));
+    }
+    if !batch_job.optional_params.is_empty() {
+        parts.push(pairs(&batch_job.optional_params));
+    }
+    parts.join(" ").replace('\n', " ")
+}
+
+pub(super) async fn rm(context: Context, ids: &[i64]) -> Result<()> {
+    let client = context.client()?;
+    let mut patches = Vec::new();
+    for id in ids {
+        let batch_job = client.get_batch_job(BatchJobId(*id)).await.map_err(|error| match error.code() {
+            Some(copal_schemas::problem::ErrorCode::NotFound) => Failure::new(format!("you have no BatchJob {id}"))
+                .hint("`copal queue ls --history --site all` lists yours"),
+            _ => error.into(),
+        })?;
+        if batch_job.state.is_over() {
+            context.out.talk(&format!("BatchJob {id} is over already ({}).", batch_job.state));
+        } else {
+            let patch = BatchJobPatch { state: Some(BatchJobState::PendingDeletion), ..BatchJobPatch::default() };
+            patches.push(BatchJobPatchItem { id: batch_job.id, patch });
+        }
+    }
+    let batch_jobs = if patches.is_empty() { Vec::new() } else { client.update_batch_jobs(&patches).await? };
+    if context.out.is_json() {
+        return context.out.json(&batch_jobs);
+    }
+    for batch_job in &batch_jobs {
+        context.out.talk(&format!("BatchJob {} will be deleted by its Site's agent.", batch_job.id));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use copal_schemas::{SiteId, batch_job::SchedulerId, settings::QueueLimits, site::SiteDetails, time};
+
+    use super::*;
+    use crate::args::{Cli, Command, queue};
+
+    fn site(queues: &[&str], projects: &[&str]) -> Site {
+        let limits = QueueLimits { max_nodes: 1, max_walltime: 1, max_queued_jobs: 1 };
+        Site {
+            name: "theta".into(),
+            path: "/theta".into(),
+            details: SiteDetails {
+                allowed_queues: queues.iter().map(|name| ((*name).into(), limits)).collect(),
+                allowed_projects: projects.iter().map(|name| (*name).into()).collect(),
+                ..SiteDetails::default()
+            },
+            id: SiteId(1),
+            last_refresh: time::parse("2026-11-30").unwrap(),
+            creation_date: time::parse("2026-11-30").unwrap(),
+        }
+    }
+
+    fn parsed(line: &str) -> Submit {
+        let words = ["copal", "queue", "submit"].into_iter().chain(line.split_whitespace());
+        match Cli::try_parse_from(words).unwrap().command {
+            Command::Queue(queue::Command::Submit(submit)) => *submit,
+            _ => panic!("not a submit"),
+        }
+    }
+
+    fn made(line: &str, site: &Site) -> Result<BatchJobCreate> {
+        new_batch_job(&parsed(line), site)
+    }
+
+    #[test]
+    fn the_only_queue_and_project_need_not_be_named() {
+        let batch_job = made("-n 2 -t 60 -j mpi", &site(&["local"], &[])).unwrap();
+        assert_eq!((batch_job.queue.as_str(), batch_job.project.as_str()), ("local", "local"));
+        let batch_job = made("-n 2 -t 60 -j mpi", &site(&["debug"], &["chem"])).unwrap();
+        assert_eq!((batch_job.queue.as_str(), batch_job.project.as_str()), ("debug", "chem"));
+        let failure = made("-n 2 -t 60 -j mpi -A chem", &site(&["debug", "prod"], &[])).unwrap_err();
+        insta::assert_snapshot!(failure.lines(), @r"
+        error: which queue? The Site theta has debug, prod
+        hint: add -q QUEUE
+        ");
+        assert!(made("-n 2 -t 60 -j mpi -q debug", &site(&["debug"], &[])).is_err());
+    }
+
+    #[test]
+    fn parts_say_how_many_nodes_and_which_mode() {
+        let here = site(&["local"], &[]);
+        let batch_job = made("-t 60 -p mpi:2:role=leader -p serial:126:role=worker", &here).unwrap();
+        assert_eq!((batch_job.num_nodes, batch_job.job_mode), (128, JobMode::Mpi));
+        assert!(made("-n 127 -t 60 -p mpi:2 -p serial:126", &here).is_err());
+    }
+
+    #[test]
+    fn an_undeclared_parameter_is_named() {
+        let failure = made("-n 1 -t 1 -j mpi -x mig=3", &site(&["local"], &[])).unwrap_err();
+        insta::assert_snapshot!(failure.lines(), @r#"
+        error: the Site theta declares no parameter "mig" (-x)
+        hint: it declares none
+        "#);
+    }
+
+    #[test]
+    fn the_reason_of_a_refusal_is_shown() {
+        let batch_job = |id, state, info: &[(&str, &str)]| BatchJob {
+            num_nodes: 128,
+            wall_time_min: 60,
+            job_mode: JobMode::Mpi,
+            optional_params: Default::default(),
+            filter_tags: Default::default(),
+            partitions: None,
+            id: BatchJobId(id),
+            site_id: SiteId(1),
+            scheduler_id: (state == BatchJobState::Running).then(|| SchedulerId("41".into())),
+            project: "chem".into(),
+            queue: "debug".into(),
+            state,
+            status_info: info.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect(),
+            start_time: (state == BatchJobState::Running).then(|| time::parse("2026-11-30T11:50:00").unwrap()),
+            end_time: None,
+        };
+        let batch_jobs = [
+            batch_job(7, BatchJobState::Running, &[]),
+            batch_job(8, BatchJobState::SubmitFailed, &[("error", "would exceed the per-project limit")]),
+        ];
+        let sites = SelectedSites { all: vec![site(&[], &[])], ids: vec![SiteId(1)] };
+        let text = table(&batch_jobs, &sites, Clock::fixed("2026-11-30T12:00:00")).render(None);
+        insta::assert_snapshot!(anstream::adapter::strip_str(&text), @"");
+    }
+}

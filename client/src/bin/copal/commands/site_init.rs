@@ -1,0 +1,205 @@
+//! `copal site init`: a folder made from a platform's templates, and the Site's entry at the service.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+};
+
+use copal_client::{
+    Client, SiteDir,
+    platforms::{Platform, platform, platforms},
+};
+use copal_schemas::{
+    SiteId,
+    problem::ErrorCode,
+    settings::Settings,
+    site::{Site, SiteCreate},
+};
+
+use super::site::details;
+use crate::{
+    context::Context,
+    failure::{Failure, Result},
+    output::is_interactive,
+    prompt,
+};
+
+pub(super) async fn init(
+    context: Context,
+    path: &Path,
+    name: Option<&str>,
+    chosen: Option<&str>,
+    yes: bool,
+) -> Result<()> {
+    let chosen = choose_platform(context, chosen)?;
+    let path = absolute(path)?;
+    let existed = check_folder(&path)?;
+    let folder_name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let name = match name {
+        Some(name) => name.to_owned(),
+        None if !yes && is_interactive() => prompt::line("Name of the Site", Some(&folder_name), |_| Ok(()))?,
+        None => folder_name,
+    };
+    if name.trim().is_empty() {
+        return Err(Failure::usage("the Site needs a name").hint("add --name NAME"));
+    }
+    // The login is checked before anything is made.
+    let client = context.client()?;
+    let settings: Settings = serde_saphyr::from_str(&chosen.settings_for(SiteId(0)))
+        .map_err(|error| Failure::new(format!("the platform {} is broken: {error}", chosen.name)))?;
+    fs::create_dir_all(&path).map_err(|error| {
+        Failure::new(format!("can't make the folder {}: {error}", path.display()))
+            .hint("check the path and its permissions")
+    })?;
+    // What the service keeps is the path by which every machine finds the folder, without links.
+    let path = fs::canonicalize(&path)?;
+    let site = match register(&client, &name, &path, &settings).await {
+        Ok(site) => site,
+        Err(failure) => {
+            clean(&path, existed);
+            return Err(failure);
+        }
+    };
+    if let Err(failure) = fill(&path, chosen, site.id) {
+        clean(&path, existed);
+        // Should that fail, too, the first failure is the one to tell.
+        let _ = client.delete_site(site.id).await;
+        return Err(failure);
+    }
+    if context.out.is_json() {
+        return context.out.json(&site);
+    }
+    context.out.talk(&format!(
+        "Made the Site {} (id {}) in {}.\nNext: write Apps to {}/apps, then `copal app sync` and `copal site start` there.",
+        site.name,
+        site.id,
+        path.display(),
+        path.display()
+    ));
+    Ok(())
+}
+
+fn choose_platform(context: Context, chosen: Option<&str>) -> Result<&'static Platform> {
+    let names: Vec<&str> = platforms().iter().map(|platform| platform.name).collect();
+    let unknown = |name: &str| format!("there is no platform {name:?}; there is {}", names.join(", "));
+    if let Some(name) = chosen {
+        return platform(name).ok_or_else(|| Failure::usage(unknown(name)));
+    }
+    if !is_interactive() {
+        return Err(Failure::usage("which platform? Nobody can be asked here")
+            .hint(format!("add --platform PLATFORM; there is {}", names.join(", "))));
+    }
+    context.out.talk("Platforms:");
+    for platform in platforms() {
+        context.out.talk(&format!("  {:<18} {}", platform.name, platform.description));
+    }
+    let check = |name: &str| if platform(name).is_some() { Ok(()) } else { Err(unknown(name)) };
+    let name = prompt::line("Platform", names.first().copied(), check)?;
+    platform(&name).ok_or_else(|| Failure::usage(unknown(&name)))
+}
+
+fn absolute(path: &Path) -> Result<PathBuf> {
+    if path.as_os_str().is_empty() {
+        return Err(Failure::usage("the folder has no name"));
+    }
+    let path = env::current_dir()?.join(path);
+    match path.to_str() {
+        Some(_) => Ok(path),
+        None => Err(Failure::usage(format!("the path {} is not UTF-8", path.display())).hint("choose another folder")),
+    }
+}
+
+/// Whether the folder is there already; it must be empty then.
+fn check_folder(path: &Path) -> Result<bool> {
+    if SiteDir::new(path).settings_path().exists() {
+        return Err(Failure::new(format!("{} is a Site's folder already", path.display()))
+            .hint("choose another folder; `copal site start` there starts its agent"));
+    }
+    match fs::read_dir(path) {
+        Ok(mut entries) => match entries.next() {
+            None => Ok(true),
+            Some(_) => Err(Failure::new(format!("the folder {} is not empty", path.display()))
+                .hint("choose a new or an empty one")),
+        },
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
+        Err(error) => {
+            Err(Failure::new(format!("can't look into {}: {error}", path.display())).hint("choose another folder"))
+        }
+    }
+}
+
+async fn register(client: &Client, name: &str, path: &Path, settings: &Settings) -> Result<Site> {
+    let site = SiteCreate { name: name.into(), path: path.display().to_string(), details: details(settings) };
+    client.create_site(&site).await.map_err(|error| match error.code() {
+        Some(ErrorCode::Conflict) => {
+            Failure::new(format!("you have a Site named {name:?} already")).hint("choose another one with --name NAME")
+        }
+        _ => error.into(),
+    })
+}
+
+/// Writes the files of the new Site.
+fn fill(path: &Path, platform: &Platform, id: SiteId) -> Result<()> {
+    let folder = SiteDir::new(path);
+    folder.create_folders()?;
+    let template = path.join(folder_template(platform, id)?);
+    write(&template, platform.job_template)?;
+    // The settings come last: a folder with settings is a Site's.
+    write(&folder.settings_path(), &platform.settings_for(id))
+}
+
+fn folder_template(platform: &Platform, id: SiteId) -> Result<String> {
+    let settings: Settings = serde_saphyr::from_str(&platform.settings_for(id))
+        .map_err(|error| Failure::new(format!("the platform {} is broken: {error}", platform.name)))?;
+    Ok(settings.scheduler.job_template_path)
+}
+
+fn write(path: &Path, text: &str) -> Result<()> {
+    fs::write(path, text).map_err(|error| {
+        Failure::new(format!("can't write {}: {error}", path.display()))
+            .hint("check the disk's free space and the permissions")
+    })
+}
+
+/// Takes away what was made in the folder, and the folder if it was not there before. Best effort:
+/// the failure that led here is the one to tell.
+fn clean(path: &Path, existed: bool) {
+    let folder = SiteDir::new(path);
+    for made in [folder.apps(), folder.data(), folder.log(), folder.qsubmit(), folder.spool()] {
+        let _ = fs::remove_dir(made);
+    }
+    for made in [folder.settings_path(), path.join("job-template.sh")] {
+        let _ = fs::remove_file(made);
+    }
+    if !existed {
+        let _ = fs::remove_dir(path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_is_new_or_empty() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(!check_folder(&folder.path().join("new")).unwrap());
+        assert!(check_folder(folder.path()).unwrap());
+        fs::write(folder.path().join("thesis.tex"), "").unwrap();
+        assert!(check_folder(folder.path()).is_err());
+    }
+
+    #[test]
+    fn a_half_made_folder_is_taken_away_again() {
+        let parent = tempfile::tempdir().unwrap();
+        let path = parent.path().join("site");
+        fs::create_dir(&path).unwrap();
+        fill(&path, platform("local").unwrap(), SiteId(7)).unwrap();
+        assert_eq!(SiteDir::new(&path).settings().unwrap().site_id, SiteId(7));
+        assert!(check_folder(&path).unwrap_err().lines().contains("already"));
+        clean(&path, true);
+        assert!(check_folder(&path).unwrap());
+        clean(&path, false);
+        assert!(!path.exists());
+    }
+}

@@ -1,0 +1,236 @@
+//! Failures as people see them: one line that says what, one line that says what to do, and the
+//! exit code. Every error of a library becomes a [`Failure`] here and nowhere else.
+
+use std::{error::Error, io};
+
+use copal_client::{ClientError, app_file::AppError, credentials::CredentialsError, site_dir::FileError};
+use copal_schemas::problem::{ErrorCode, Problem};
+
+/// It failed for a reason of the user's, the Site's or the service's.
+pub(crate) const FAILED: u8 = 1;
+/// The command line is wrong.
+pub(crate) const USAGE: u8 = 2;
+/// `job wait --timeout` ran out.
+pub(crate) const TIMED_OUT: u8 = 3;
+
+/// The result of everything that a command does.
+pub(crate) type Result<T> = std::result::Result<T, Failure>;
+
+/// Why a command ends without success.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    message: String,
+    hint: Option<String>,
+    exit: u8,
+    broken_pipe: bool,
+}
+
+impl Failure {
+    /// Exit code 1.
+    pub(crate) fn new(message: impl Into<String>) -> Self {
+        Self { message: message.into(), hint: None, exit: FAILED, broken_pipe: false }
+    }
+
+    /// Exit code 2.
+    pub(crate) fn usage(message: impl Into<String>) -> Self {
+        Self { exit: USAGE, ..Self::new(message) }
+    }
+
+    /// With a line that says what to do.
+    pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    /// With another exit code.
+    pub(crate) fn exit(mut self, exit: u8) -> Self {
+        self.exit = exit;
+        self
+    }
+
+    /// The exit code.
+    pub(crate) fn exit_code(&self) -> u8 {
+        self.exit
+    }
+
+    /// Whether the reader of the output is gone, which is no reason to complain.
+    pub(crate) fn is_broken_pipe(&self) -> bool {
+        self.broken_pipe
+    }
+
+    /// The lines for stderr, without colour.
+    pub(crate) fn lines(&self) -> String {
+        let mut text = format!("error: {}\n", self.message);
+        if let Some(hint) = &self.hint {
+            text.push_str(&format!("hint: {hint}\n"));
+        }
+        text
+    }
+}
+
+/// An error with its causes, on one line.
+pub(crate) fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let more = error.to_string();
+        // Some libraries repeat their cause in their own text.
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
+        cause = error.source();
+    }
+    text
+}
+
+/// The last cause of an error: what the operating system said.
+fn root(error: &dyn Error) -> String {
+    let mut last = error;
+    while let Some(cause) = last.source() {
+        last = cause;
+    }
+    last.to_string()
+}
+
+impl From<ClientError> for Failure {
+    fn from(error: ClientError) -> Self {
+        match error {
+            ClientError::Unreachable { url, source } => {
+                Self::new(format!("can't reach the service at {url}: {}", root(&source)))
+                    .hint("start it with `copal-server`, or name another one with `copal login --url URL`")
+            }
+            ClientError::Answer { url, source } => {
+                Self::new(format!("the answer of {url} is not understood: {}", root(&source)))
+                    .hint("check that the address is a Copal service's, and that it has the version of this `copal`")
+            }
+            ClientError::Problem(problem) => from_problem(&problem),
+        }
+    }
+}
+
+fn from_problem(problem: &Problem) -> Failure {
+    let detail = problem.detail.trim().trim_end_matches('.');
+    match problem.code {
+        ErrorCode::Unauthenticated => Failure::new(format!("the service does not accept the stored token: {detail}"))
+            .hint("run `copal login`; the token may have lapsed, or another service may have made it"),
+        ErrorCode::Invalid if !problem.errors.is_empty() => {
+            let places: Vec<String> = problem.errors.iter().map(|error| field(&error.loc, &error.msg)).collect();
+            Failure::new(places.join("; "))
+        }
+        ErrorCode::RateLimited => Failure::new(detail).hint("wait a minute and try again"),
+        ErrorCode::Internal => Failure::new(format!("the service failed: {detail}")).hint("its log has the cause"),
+        ErrorCode::Unavailable => {
+            Failure::new(format!("the service can't answer now: {detail}")).hint("try again in a moment")
+        }
+        _ => Failure::new(detail),
+    }
+}
+
+/// `body.0.num_nodes: message`, without the word that says in which part of the request it was.
+fn field(place: &[serde_json::Value], message: &str) -> String {
+    let path: Vec<String> =
+        place.iter().skip(1).map(|part| part.as_str().map_or_else(|| part.to_string(), str::to_owned)).collect();
+    if path.is_empty() { message.into() } else { format!("{}: {message}", path.join(".")) }
+}
+
+impl From<CredentialsError> for Failure {
+    fn from(error: CredentialsError) -> Self {
+        match &error {
+            CredentialsError::Missing(path) => Self::new(format!("not logged in: there is no {}", path.display()))
+                .hint("run `copal login`, or `copal register` for a new account"),
+            CredentialsError::Exposed { path, mode } => {
+                Self::new(format!("{} has mode {mode:04o}: others can read the token in it", path.display()))
+                    .hint(format!("run `chmod 600 {}`, and `copal login` for a new token", path.display()))
+            }
+            CredentialsError::File(_) => {
+                Self::new(one_line(&chain(&error))).hint("mend the file, or delete it and run `copal login`")
+            }
+        }
+    }
+}
+
+impl From<FileError> for Failure {
+    fn from(error: FileError) -> Self {
+        let hint = match &error {
+            FileError::Content { .. } => "correct the file there and run the command again",
+            FileError::Read { .. } | FileError::Write { .. } => "check that the path exists and its permissions",
+        };
+        Self::new(one_line(&chain(&error))).hint(hint)
+    }
+}
+
+impl From<AppError> for Failure {
+    fn from(error: AppError) -> Self {
+        match error {
+            AppError::File(error) => error.into(),
+            error => Self::new(one_line(&chain(&error))),
+        }
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        let broken_pipe = error.kind() == io::ErrorKind::BrokenPipe;
+        Self { broken_pipe, ..Self::new(error.to_string()) }
+    }
+}
+
+impl From<dialoguer::Error> for Failure {
+    fn from(error: dialoguer::Error) -> Self {
+        Self::new(format!("no answer: {error}"))
+    }
+}
+
+/// The first line of a text that quotes the file in further lines.
+pub(crate) fn one_line(text: &str) -> String {
+    text.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or_default().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use copal_schemas::problem::FieldError;
+    use serde_json::json;
+
+    use super::*;
+
+    fn problem(code: ErrorCode, detail: &str) -> Problem {
+        Problem::new(code, detail)
+    }
+
+    #[test]
+    fn a_lapsed_token_says_what_to_do() {
+        insta::assert_snapshot!(from_problem(&problem(ErrorCode::Unauthenticated, "Could not validate credentials.")).lines(), @r"
+        error: the service does not accept the stored token: Could not validate credentials
+        hint: run `copal login`; the token may have lapsed, or another service may have made it
+        ");
+    }
+
+    #[test]
+    fn a_wrong_value_is_named_with_its_place() {
+        let mut wrong = problem(ErrorCode::Invalid, "the request is not valid");
+        wrong.errors.push(FieldError {
+            loc: vec![json!("body"), json!(0), json!("num_nodes")],
+            msg: "must be 1 or more".into(),
+        });
+        insta::assert_snapshot!(from_problem(&wrong).lines(), @"error: 0.num_nodes: must be 1 or more");
+    }
+
+    #[test]
+    fn credentials_that_others_can_read_are_refused_with_the_remedy() {
+        let error = CredentialsError::Exposed { path: "/h/client.yml".into(), mode: 0o644 };
+        insta::assert_snapshot!(Failure::from(error).lines(), @r"
+        error: /h/client.yml has mode 0644: others can read the token in it
+        hint: run `chmod 600 /h/client.yml`, and `copal login` for a new token
+        ");
+        insta::assert_snapshot!(Failure::from(CredentialsError::Missing("/h/client.yml".into())).lines(), @r"
+        error: not logged in: there is no /h/client.yml
+        hint: run `copal login`, or `copal register` for a new account
+        ");
+    }
+
+    #[test]
+    fn a_broken_pipe_is_told_from_other_failures() {
+        assert!(Failure::from(io::Error::from(io::ErrorKind::BrokenPipe)).is_broken_pipe());
+        assert!(!Failure::from(io::Error::from(io::ErrorKind::NotFound)).is_broken_pipe());
+    }
+}

@@ -1,0 +1,255 @@
+//! Which Jobs are meant: one grammar for every verb of `copal job`, so that what `rm` deletes is
+//! what `ls` lists.
+
+use std::collections::BTreeMap;
+
+use copal_client::{
+    Client, ClientError,
+    api::{JobQuery, StreamQuery},
+};
+use copal_schemas::{BatchJobId, JobId, JobState, StringMap, job::Job};
+
+use crate::{
+    args::job::Selection,
+    context::{Context, SelectedSites},
+    failure::{Failure, Result},
+};
+
+/// Ids in one request: more make its address longer than proxies take.
+const IDS_A_REQUEST: usize = 500;
+/// Rows of one page.
+const PAGE: i64 = 5_000;
+
+/// Jobs in each state.
+pub(crate) type Counts = BTreeMap<JobState, i64>;
+
+/// Jobs that are meant, as queries whose results don't overlap.
+#[derive(Debug)]
+pub(crate) struct Jobs {
+    queries: Vec<JobQuery>,
+    /// The Sites, for names.
+    pub(crate) sites: SelectedSites,
+}
+
+impl Selection {
+    /// Whether nothing says which Jobs, besides the Sites.
+    pub(crate) fn is_open(&self) -> bool {
+        let Self {
+            positional,
+            ids,
+            states,
+            exclude_states,
+            tags,
+            app,
+            workdir,
+            batch_job,
+            parents,
+            after,
+            before,
+            site: _,
+        } = self;
+        positional.is_empty()
+            && ids.is_empty()
+            && states.is_empty()
+            && exclude_states.is_empty()
+            && tags.is_empty()
+            && app.is_none()
+            && workdir.is_none()
+            && batch_job.is_none()
+            && parents.is_empty()
+            && after.is_none()
+            && before.is_none()
+    }
+
+    /// The Jobs that it means.
+    ///
+    /// # Errors
+    /// When a Site, an App or a time is unknown.
+    pub(crate) async fn resolve(&self, context: &Context, client: &Client) -> Result<Jobs> {
+        let named = !self.positional.is_empty() || !self.ids.is_empty();
+        // Ids are unique over all Sites, so they are found wherever the user is.
+        let site = self.site.site.as_deref().or(if named || self.batch_job.is_some() { Some("all") } else { None });
+        let sites = context.sites(client, site).await?;
+        let app_id = match &self.app {
+            Some(app) => Some(sites.app(client, app).await?.id),
+            None => None,
+        };
+        let time = |text: &Option<String>| {
+            text.as_deref().map(|text| context.clock.read(text)).transpose().map_err(Failure::usage)
+        };
+        let query = JobQuery {
+            parent_ids: self.parents.iter().flat_map(|list| list.ids()).map(JobId).collect(),
+            app_id,
+            site_ids: sites.ids.clone(),
+            batch_job_id: self.batch_job.map(BatchJobId),
+            states: self.wanted_states()?,
+            tags: self.tags.iter().cloned().collect::<StringMap>(),
+            workdir_contains: self.workdir.clone(),
+            last_update_after: time(&self.after)?,
+            last_update_before: time(&self.before)?,
+            ..JobQuery::default()
+        };
+        let mut ids: Vec<JobId> =
+            self.positional.iter().chain(&self.ids).flat_map(|list| list.ids()).map(JobId).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        let queries = match named {
+            true => ids.chunks(IDS_A_REQUEST).map(|ids| JobQuery { ids: ids.to_vec(), ..query.clone() }).collect(),
+            false => vec![query],
+        };
+        Ok(Jobs { queries, sites })
+    }
+
+    /// The states that are left; empty for any.
+    fn wanted_states(&self) -> Result<Vec<JobState>> {
+        if self.exclude_states.is_empty() {
+            return Ok(self.states.clone());
+        }
+        let from = if self.states.is_empty() { JobState::ALL } else { &self.states };
+        let states: Vec<JobState> = from.iter().copied().filter(|state| !self.exclude_states.contains(state)).collect();
+        if states.is_empty() { Err(Failure::usage("no state is left to select")) } else { Ok(states) }
+    }
+}
+
+impl Jobs {
+    /// The queries, none of which finds a Job of another.
+    pub(crate) fn queries(&self) -> &[JobQuery] {
+        &self.queries
+    }
+
+    /// The same Jobs by their ids, where what selects them changes while they run.
+    pub(crate) async fn pinned(self, client: &Client) -> Result<Self> {
+        let is_lasting = |query: &JobQuery| {
+            query.states.is_empty()
+                && query.batch_job_id.is_none()
+                && query.last_update_after.is_none()
+                && query.last_update_before.is_none()
+        };
+        if self.queries.iter().all(is_lasting) {
+            return Ok(self);
+        }
+        let ids: Vec<JobId> = self.list(client, None, None).await?.iter().map(|job| job.id).collect();
+        if ids.is_empty() {
+            return Err(none_match());
+        }
+        let site_ids = &self.sites.ids;
+        let query = |ids: &[JobId]| JobQuery { ids: ids.to_vec(), site_ids: site_ids.clone(), ..JobQuery::default() };
+        let queries = ids.chunks(IDS_A_REQUEST).map(query).collect();
+        Ok(Self { queries, sites: self.sites })
+    }
+
+    /// How many there are in each state.
+    pub(crate) async fn counts(&self, client: &Client) -> std::result::Result<Counts, ClientError> {
+        let mut counts = Counts::new();
+        for query in &self.queries {
+            for (state, count) in client.count_jobs_by_state(query).await? {
+                *counts.entry(state).or_default() += count;
+            }
+        }
+        Ok(counts)
+    }
+
+    /// How many there are, for a question; none is a failure.
+    pub(crate) async fn counts_or_none(&self, client: &Client) -> Result<Counts> {
+        let counts = self.counts(client).await?;
+        if total(&counts) == 0 { Err(none_match()) } else { Ok(counts) }
+    }
+
+    /// The first of them, page by page, in the given order within each query; all with `limit: None`.
+    pub(crate) async fn list(&self, client: &Client, limit: Option<i64>, ordering: Option<&str>) -> Result<Vec<Job>> {
+        let mut jobs: Vec<Job> = Vec::new();
+        for query in &self.queries {
+            let mut offset = 0;
+            loop {
+                let room = limit.map_or(PAGE, |limit| (limit - jobs.len() as i64).min(PAGE));
+                if room <= 0 {
+                    return Ok(jobs);
+                }
+                let query = JobQuery {
+                    ordering: ordering.map(Into::into),
+                    limit: Some(room),
+                    offset: Some(offset),
+                    ..query.clone()
+                };
+                let page = client.list_jobs(&query).await?;
+                let rows = page.results.len() as i64;
+                offset += rows;
+                jobs.extend(page.results);
+                if rows == 0 || offset >= page.count {
+                    break;
+                }
+            }
+        }
+        Ok(jobs)
+    }
+
+    /// The first of those that are in this state.
+    pub(crate) async fn list_in_state(&self, client: &Client, state: JobState, limit: i64) -> Result<Vec<Job>> {
+        let mut jobs = Vec::new();
+        for query in &self.queries {
+            let limit = limit - jobs.len() as i64;
+            if limit <= 0 {
+                break;
+            }
+            let query = JobQuery { states: vec![state], limit: Some(limit), ..query.clone() };
+            jobs.extend(client.list_jobs(&query).await?.results);
+        }
+        Ok(jobs)
+    }
+
+    /// The part of the event stream in which all their changes are.
+    pub(crate) fn stream_query(&self) -> StreamQuery {
+        let tags = self.queries.first().map(|query| query.tags.clone()).unwrap_or_default();
+        StreamQuery { site_ids: self.sites.ids.clone(), tags, kinds: vec!["job"] }
+    }
+}
+
+/// Jobs in any state.
+pub(crate) fn total(counts: &Counts) -> i64 {
+    counts.values().sum()
+}
+
+/// `3 RUNNING, 2 FAILED`
+pub(crate) fn summary(counts: &Counts) -> String {
+    let parts: Vec<String> =
+        counts.iter().filter(|(_, count)| **count > 0).map(|(state, count)| format!("{count} {state}")).collect();
+    parts.join(", ")
+}
+
+/// The failure of a command that needs Jobs.
+pub(crate) fn none_match() -> Failure {
+    Failure::new("no Job matches").hint("`copal job ls` takes the same options and shows which do")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn excluded_states_are_taken_from_the_wanted_ones() {
+        let states = |states: &[JobState], exclude: &[JobState]| {
+            Selection { states: states.into(), exclude_states: exclude.into(), ..Selection::default() }.wanted_states()
+        };
+        use JobState::{Failed, JobFinished, Running};
+        assert_eq!(states(&[], &[]).unwrap(), []);
+        assert_eq!(states(&[Failed, Running], &[Failed]).unwrap(), [Running]);
+        assert_eq!(states(&[], &[Failed, JobFinished]).unwrap().len(), JobState::ALL.len() - 2);
+        assert!(states(&[Failed], &[Failed]).is_err());
+    }
+
+    #[test]
+    fn a_selection_by_site_alone_is_open() {
+        let mut selection = Selection::default();
+        selection.site.site = Some("all".into());
+        assert!(selection.is_open());
+        selection.workdir = Some("x".into());
+        assert!(!selection.is_open());
+    }
+
+    #[test]
+    fn counts_are_summed_up_for_people() {
+        let counts = Counts::from([(JobState::Failed, 2), (JobState::Running, 3), (JobState::Ready, 0)]);
+        assert_eq!(summary(&counts), "3 RUNNING, 2 FAILED");
+        assert_eq!(total(&counts), 5);
+    }
+}

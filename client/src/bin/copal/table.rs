@@ -1,0 +1,138 @@
+//! Tables of text: aligned columns without lines, wrapped to a width on a terminal and never cut.
+//! Which columns there are is the business of each command.
+
+use comfy_table::{Attribute, Cell, Color, ContentArrangement, presets};
+use copal_schemas::{JobState, StringMap, batch_job::BatchJobState};
+
+/// Rows under headings.
+pub(crate) struct Table {
+    inner: comfy_table::Table,
+    rows: usize,
+}
+
+impl Table {
+    /// A table with these headings.
+    pub(crate) fn new<const N: usize>(headings: [&str; N]) -> Self {
+        let mut table = Self::bare();
+        table.inner.set_header(headings.map(|heading| Cell::new(heading).add_attribute(Attribute::Bold)));
+        table
+    }
+
+    /// A table without headings, for names and values.
+    pub(crate) fn bare() -> Self {
+        let mut inner = comfy_table::Table::new();
+        inner.load_style(presets::NOTHING);
+        // Colours are written always; the stream takes them out where they are not wanted.
+        inner.enforce_styling();
+        Self { inner, rows: 0 }
+    }
+
+    /// Adds a row.
+    pub(crate) fn row<const N: usize>(&mut self, cells: [Cell; N]) {
+        self.inner.add_row(cells);
+        self.rows += 1;
+    }
+
+    /// Adds a name and its value.
+    pub(crate) fn field(&mut self, name: &str, value: impl Into<Cell>) {
+        self.row([Cell::new(name).add_attribute(Attribute::Bold), value.into()]);
+    }
+
+    /// Whether there are no rows.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.rows == 0
+    }
+
+    /// The table as lines, wrapped to this many columns where that is given.
+    pub(crate) fn render(mut self, width: Option<u16>) -> String {
+        for column in self.inner.column_iter_mut() {
+            column.set_padding((0, 2));
+        }
+        match width {
+            Some(width) => {
+                self.inner.set_content_arrangement(ContentArrangement::Dynamic).set_width(width);
+            }
+            None => {
+                self.inner.set_content_arrangement(ContentArrangement::Disabled);
+            }
+        }
+        let mut text = self.inner.trim_fmt();
+        text.push('\n');
+        text
+    }
+}
+
+/// A cell of plain text.
+pub(crate) fn cell(value: impl ToString) -> Cell {
+    Cell::new(value)
+}
+
+/// A cell of plain text, or of a dash where there is none.
+pub(crate) fn maybe(value: Option<impl ToString>) -> Cell {
+    Cell::new(value.map_or_else(|| String::from("-"), |value| value.to_string()))
+}
+
+/// A state of a Job in its colour.
+pub(crate) fn job_state(state: JobState) -> Cell {
+    let cell = Cell::new(state);
+    match state {
+        JobState::JobFinished => cell.fg(Color::Green),
+        JobState::Running => cell.fg(Color::Cyan),
+        JobState::Failed | JobState::RunError => cell.fg(Color::Red),
+        JobState::RunTimeout | JobState::RestartReady => cell.fg(Color::Yellow),
+        _ => cell,
+    }
+}
+
+/// A state of a BatchJob in its colour.
+pub(crate) fn batch_job_state(state: BatchJobState) -> Cell {
+    let cell = Cell::new(state);
+    match state {
+        BatchJobState::Running => cell.fg(Color::Cyan),
+        BatchJobState::SubmitFailed => cell.fg(Color::Red),
+        BatchJobState::PendingDeletion => cell.fg(Color::Yellow),
+        _ => cell,
+    }
+}
+
+/// `k=v k2=v2`
+pub(crate) fn pairs(map: &StringMap) -> String {
+    map.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> Table {
+        let mut table = Table::new(["ID", "WORKDIR", "STATE"]);
+        table.row([cell(7), cell("demo/1"), job_state(JobState::JobFinished)]);
+        table.row([cell(4711), cell("a rather long folder name/of several words"), cell("x")]);
+        table
+    }
+
+    fn plain(text: &str) -> String {
+        anstream::adapter::strip_str(text).to_string()
+    }
+
+    #[test]
+    fn nothing_is_cut_without_a_width() {
+        insta::assert_snapshot!(plain(&sample().render(None)), @r"
+        ID    WORKDIR                                     STATE
+        7     demo/1                                      JOB_FINISHED
+        4711  a rather long folder name/of several words  x
+        ");
+    }
+
+    #[test]
+    fn long_cells_wrap_to_the_width() {
+        let text = plain(&sample().render(Some(40)));
+        insta::assert_snapshot!(text, @"");
+        assert!(text.lines().all(|line| line.chars().count() <= 40), "{text}");
+    }
+
+    #[test]
+    fn colours_are_in_the_text_for_the_stream_to_keep_or_drop() {
+        assert!(sample().render(None).contains("\u{1b}["));
+    }
+}
