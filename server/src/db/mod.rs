@@ -2,6 +2,10 @@
 //! of this folder, one file a table family; functions take `&mut PgConnection`, so that callers
 //! compose transactions.
 
+pub mod apps;
+pub mod batch_jobs;
+pub mod idempotency;
+pub mod sites;
 pub mod users;
 
 use std::time::Duration;
@@ -119,4 +123,9 @@ pub async fn transact<T>(pool: &PgPool, work: impl AsyncFn(&mut PgConnection) ->
             outcome => return outcome,
         }
     }
+}
+
+/// `None` for an empty list, which filters nothing.
+pub(crate) fn unless_empty<T>(list: &[T]) -> Option<&[T]> {
+    (!list.is_empty()).then_some(list)
 }

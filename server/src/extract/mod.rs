@@ -11,4 +11,4 @@ pub use current_user::CurrentUser;
 pub use form::Form;
 pub use path_id::PathId;
 pub use query_params::{Paging, QueryParams};
-pub use valid_json::{BODY_LIMIT_BYTES, ValidJson, Validate};
+pub use valid_json::{BODY_LIMIT_BYTES, PatchItems, ValidJson};

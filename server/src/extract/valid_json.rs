@@ -3,7 +3,7 @@
 use std::{future::Future, pin::Pin};
 
 use actix_web::{FromRequest, HttpRequest, dev::Payload, web};
-use copal_schemas::problem::FieldError;
+use copal_schemas::JsonObject;
 use futures_util::StreamExt as _;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -21,30 +21,10 @@ pub const BODY_LIMIT_BYTES: usize = 32 << 20;
 #[derive(Debug)]
 pub struct ValidJson<T>(pub T);
 
-/// What a body must fulfil beyond its shape. `ValidJson` does not call it; handlers of types that
-/// have rules do, through [`ValidJson::checked`].
-pub trait Validate {
-    /// Adds what is wrong, with places relative to the value.
-    fn validate(&self, errors: &mut Vec<FieldError>);
-}
-
-impl<T: Validate> ValidJson<T> {
-    /// The value when it fulfils its rules.
-    ///
-    /// # Errors
-    /// 422 with every wrong field.
-    pub fn checked(self) -> ApiResult<T> {
-        let mut errors = Vec::new();
-        self.0.validate(&mut errors);
-        if errors.is_empty() {
-            return Ok(self.0);
-        }
-        for error in &mut errors {
-            error.loc.insert(0, "body".into());
-        }
-        Err(ApiError::invalid(errors))
-    }
-}
+/// The body of a bulk update: a list of objects, each with an `id` and the fields that change.
+/// An error names item and field, which reading a flattened struct could not do.
+#[derive(Debug)]
+pub struct PatchItems<I, P>(pub Vec<(I, P)>);
 
 impl<T: DeserializeOwned + 'static> FromRequest for ValidJson<T> {
     type Error = ApiError;
@@ -58,6 +38,31 @@ impl<T: DeserializeOwned + 'static> FromRequest for ValidJson<T> {
             parse(&body).map(Self)
         })
     }
+}
+
+impl<I: DeserializeOwned + 'static, P: DeserializeOwned + 'static> FromRequest for PatchItems<I, P> {
+    type Error = ApiError;
+    type Future = Pin<Box<dyn Future<Output = Result<Self, ApiError>>>>;
+
+    fn from_request(request: &HttpRequest, payload: &mut Payload) -> Self::Future {
+        let items = ValidJson::<Vec<JsonObject>>::from_request(request, payload);
+        Box::pin(
+            async move { items.await?.0.into_iter().enumerate().map(patch_item).collect::<ApiResult<_>>().map(Self) },
+        )
+    }
+}
+
+fn patch_item<I: DeserializeOwned, P: DeserializeOwned>((index, mut fields): (usize, JsonObject)) -> ApiResult<(I, P)> {
+    let at = |place: Vec<Value>| [vec!["body".into(), index.into()], place].concat();
+    let id = fields
+        .remove("id")
+        .ok_or_else(|| ApiError::invalid_at(at(vec!["id".into()]), "the field is required"))
+        .and_then(|id| {
+            I::deserialize(id).map_err(|error| ApiError::invalid_at(at(vec!["id".into()]), error.to_string()))
+        })?;
+    let patch = serde_path_to_error::deserialize(Value::Object(fields))
+        .map_err(|error| ApiError::invalid_at(at(place(error.path())), error.inner().to_string()))?;
+    Ok((id, patch))
 }
 
 async fn read_body(payload: &mut Payload, announced: Option<usize>) -> ApiResult<web::BytesMut> {
@@ -89,8 +94,10 @@ fn parse<T: DeserializeOwned>(body: &[u8]) -> ApiResult<T> {
         return Err(ApiError::invalid_at(loc, "the text has a NUL character (U+0000); take it out"));
     }
     let mut json = serde_json::Deserializer::from_slice(body);
-    let value = serde_path_to_error::deserialize(&mut json)
-        .map_err(|error| ApiError::invalid_at(place(error.path()), error.inner().to_string()))?;
+    let value = serde_path_to_error::deserialize(&mut json).map_err(|error| {
+        let loc = [vec!["body".into()], place(error.path())].concat();
+        ApiError::invalid_at(loc, error.inner().to_string())
+    })?;
     json.end().map_err(|error| ApiError::invalid_at(vec!["body".into()], error.to_string()))?;
     Ok(value)
 }
@@ -102,7 +109,7 @@ fn place(path: &Path) -> Vec<Value> {
         Segment::Enum { variant } => Some(Value::from(variant.as_str())),
         Segment::Unknown => None,
     });
-    std::iter::once(Value::from("body")).chain(parts).collect()
+    parts.collect()
 }
 
 /// Where a NUL is, from the inside out.
@@ -128,7 +135,12 @@ fn find_nul(value: &Value) -> Option<Vec<Value>> {
 
 #[cfg(test)]
 mod tests {
-    use copal_schemas::site::{SiteCreate, SitePatch};
+    use copal_schemas::{
+        BatchJobId,
+        batch_job::BatchJobPatch,
+        problem::FieldError,
+        site::{SiteCreate, SitePatch},
+    };
 
     use super::*;
 
@@ -149,6 +161,21 @@ mod tests {
         assert!(error.msg.contains("an integer is wanted"), "{}", error.msg);
         let error = error_of::<SiteCreate>(br#"{"path": "/x"}"#);
         assert!(error.msg.contains("name"), "{}", error.msg);
+    }
+
+    #[test]
+    fn items_of_a_bulk_update_are_named() {
+        let item = |json: Value| {
+            let Value::Object(fields) = json else { panic!("not an object") };
+            patch_item::<BatchJobId, BatchJobPatch>((7, fields))
+        };
+        assert_eq!(item(serde_json::json!({"id": "3", "state": "queued"})).unwrap().0, BatchJobId(3));
+        for (json, field) in
+            [(serde_json::json!({"state": "queued"}), "id"), (serde_json::json!({"id": 1, "state": "x"}), "state")]
+        {
+            let error = item(json).unwrap_err().problem().errors[0].clone();
+            assert_eq!(error.loc, [Value::from("body"), 7.into(), field.into()]);
+        }
     }
 
     #[test]

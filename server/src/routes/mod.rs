@@ -1,8 +1,12 @@
 //! The one route table: reading it is reading the API. Collections answer with and without the
 //! slash at the end, items too.
 
+mod apps;
 mod auth;
+mod batch_jobs;
+mod check;
 mod health;
+mod sites;
 
 use actix_web::{
     Handler, HttpRequest, HttpResponse, Resource, Responder, Route,
@@ -22,7 +26,33 @@ pub fn table(routes: &mut ServiceConfig) {
         .service(Endpoint::at(&["/auth/how"]).get(auth::login_methods))
         .service(Endpoint::at(&["/auth/password/register"]).post(auth::register))
         .service(Endpoint::at(&["/auth/password/login"]).post(auth::login))
-        .service(Endpoint::at(&["/auth/password/me"]).get(auth::whoami));
+        .service(Endpoint::at(&["/auth/password/me"]).get(auth::whoami))
+        .service(Endpoint::at(&["/sites", "/sites/"]).get(sites::list_sites).post(sites::create_site))
+        .service(
+            Endpoint::at(&["/sites/{id}", "/sites/{id}/"])
+                .get(sites::get_site)
+                .put(sites::update_site)
+                .delete(sites::delete_site),
+        )
+        .service(Endpoint::at(&["/apps", "/apps/"]).get(apps::list_apps).post(apps::create_app))
+        .service(
+            Endpoint::at(&["/apps/{id}", "/apps/{id}/"])
+                .get(apps::get_app)
+                .put(apps::update_app)
+                .delete(apps::delete_app),
+        )
+        .service(
+            Endpoint::at(&["/batch-jobs", "/batch-jobs/"])
+                .get(batch_jobs::list_batch_jobs)
+                .post(batch_jobs::create_batch_job)
+                .patch(batch_jobs::update_batch_jobs),
+        )
+        .service(
+            Endpoint::at(&["/batch-jobs/{id}", "/batch-jobs/{id}/"])
+                .get(batch_jobs::get_batch_job)
+                .put(batch_jobs::update_batch_job)
+                .delete(batch_jobs::delete_batch_job),
+        );
 }
 
 /// The answer for a path that is not in the table.

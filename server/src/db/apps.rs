@@ -1,0 +1,226 @@
+//! Apps.
+
+use copal_schemas::{
+    AppId, SiteId, UserId,
+    app::{App, AppCreate, AppPatch},
+    page::Page,
+};
+use sqlx::{PgConnection, postgres::PgRow, prelude::FromRow, types::Json};
+
+use crate::{
+    error::{ApiError, ApiResult, OnConstraint as _},
+    extract::Paging,
+};
+
+macro_rules! columns {
+    () => {
+        "apps.id, apps.site_id, apps.name, apps.serialized_class, apps.source_code, apps.description, \
+         apps.parameters, apps.transfers, apps.command, apps.hooks, apps.max_restarts"
+    };
+}
+
+macro_rules! matching {
+    () => {
+        " from apps join sites on sites.id = apps.site_id where apps.owner_id = $1 \
+         and ($2::bigint[] is null or apps.site_id = any($2)) and ($3::bigint[] is null or apps.id = any($3)) \
+         and ($4::text is null or apps.name = $4) and ($5::text is null or strpos(sites.path, $5) > 0) \
+         and ($6::text is null or sites.name = $6)"
+    };
+}
+
+struct Row(App);
+
+impl<'r> FromRow<'r, PgRow> for Row {
+    fn from_row(row: &'r PgRow) -> sqlx::Result<Self> {
+        use sqlx::Row as _;
+        Ok(Self(App {
+            id: row.try_get("id")?,
+            site_id: row.try_get("site_id")?,
+            name: row.try_get("name")?,
+            serialized_class: row.try_get("serialized_class")?,
+            source_code: row.try_get("source_code")?,
+            description: row.try_get("description")?,
+            parameters: row.try_get::<Json<_>, _>("parameters")?.0,
+            transfers: row.try_get::<Json<_>, _>("transfers")?.0,
+            command: row.try_get("command")?,
+            hooks: row.try_get::<Json<_>, _>("hooks")?.0,
+            max_restarts: row.try_get("max_restarts")?,
+        }))
+    }
+}
+
+/// Which Apps are wanted; what is `None` or empty does not filter.
+#[derive(Debug, Default)]
+pub struct AppFilter {
+    /// At one of these Sites.
+    pub site_ids: Vec<SiteId>,
+    /// One of these.
+    pub ids: Vec<AppId>,
+    /// The exact name.
+    pub name: Option<String>,
+    /// A part of the Site's path.
+    pub site_path: Option<String>,
+    /// The Site's exact name.
+    pub site_name: Option<String>,
+}
+
+/// The user's Apps that match, by id.
+///
+/// # Errors
+/// When the database does not answer.
+pub async fn list(tx: &mut PgConnection, owner: UserId, filter: &AppFilter, page: Paging) -> ApiResult<Page<App>> {
+    let (site_ids, ids) = (super::unless_empty(&filter.site_ids), super::unless_empty(&filter.ids));
+    let count = sqlx::query_scalar(concat!("select count(*)", matching!()))
+        .bind(owner)
+        .bind(site_ids)
+        .bind(ids)
+        .bind(&filter.name)
+        .bind(&filter.site_path)
+        .bind(&filter.site_name)
+        .fetch_one(&mut *tx)
+        .await?;
+    if page.limit == 0 {
+        return Ok(Page { count, results: Vec::new() });
+    }
+    let rows: Vec<Row> =
+        sqlx::query_as(concat!("select ", columns!(), matching!(), " order by apps.id limit $7 offset $8"))
+            .bind(owner)
+            .bind(site_ids)
+            .bind(ids)
+            .bind(&filter.name)
+            .bind(&filter.site_path)
+            .bind(&filter.site_name)
+            .bind(page.limit)
+            .bind(page.offset)
+            .fetch_all(tx)
+            .await?;
+    Ok(Page { count, results: rows.into_iter().map(|row| row.0).collect() })
+}
+
+/// One App of the user.
+///
+/// # Errors
+/// 404.
+pub async fn get(tx: &mut PgConnection, owner: UserId, id: AppId) -> ApiResult<App> {
+    let row: Option<Row> = sqlx::query_as(concat!("select ", columns!(), " from apps where id = $1 and owner_id = $2"))
+        .bind(id)
+        .bind(owner)
+        .fetch_optional(tx)
+        .await?;
+    row.map(|row| row.0).ok_or_else(|| no_app(id))
+}
+
+/// Makes an App.
+///
+/// # Errors
+/// 404 for a Site that is not the user's; 400 when the Site has an App of the name.
+pub async fn create(tx: &mut PgConnection, owner: UserId, app: &AppCreate) -> ApiResult<App> {
+    let row: Option<Row> = sqlx::query_as(concat!(
+        "insert into apps (site_id, owner_id, name, serialized_class, source_code, description, parameters, \
+         transfers, command, hooks, max_restarts) \
+         select id, owner_id, $3, $4, $5, $6, $7, $8, $9, $10, $11 from sites where id = $1 and owner_id = $2 \
+         returning ",
+        columns!()
+    ))
+    .bind(app.site_id)
+    .bind(owner)
+    .bind(&app.name)
+    .bind(&app.serialized_class)
+    .bind(&app.source_code)
+    .bind(&app.description)
+    .bind(Json(&app.parameters))
+    .bind(Json(&app.transfers))
+    .bind(&app.command)
+    .bind(Json(&app.hooks))
+    .bind(app.max_restarts)
+    .fetch_optional(tx)
+    .await
+    .map_err(|error| broken_rule(error, &app.name, app.site_id))?;
+    row.map(|row| row.0).ok_or_else(|| no_site(app.site_id))
+}
+
+/// Changes the fields that the patch has.
+///
+/// # Errors
+/// 404 for an App or a new Site that is not the user's; 400 when the Site has another App of the name.
+pub async fn update(tx: &mut PgConnection, owner: UserId, id: AppId, patch: &AppPatch) -> ApiResult<App> {
+    if let Some(site) = patch.site_id {
+        let found: Option<SiteId> =
+            sqlx::query_scalar("select id from sites where id = $1 and owner_id = $2 for key share")
+                .bind(site)
+                .bind(owner)
+                .fetch_optional(&mut *tx)
+                .await?;
+        found.ok_or_else(|| no_site(site))?;
+    }
+    let row: Option<Row> = sqlx::query_as(concat!(
+        "update apps set \
+             site_id = coalesce($3, site_id), \
+             name = coalesce($4, name), \
+             serialized_class = coalesce($5, serialized_class), \
+             source_code = coalesce($6, source_code), \
+             description = coalesce($7, description), \
+             parameters = coalesce($8, parameters), \
+             transfers = coalesce($9, transfers), \
+             command = case when $10 then $11 else command end, \
+             hooks = coalesce($12, hooks), \
+             max_restarts = case when $13 then $14 else max_restarts end \
+         where id = $1 and owner_id = $2 returning ",
+        columns!()
+    ))
+    .bind(id)
+    .bind(owner)
+    .bind(patch.site_id)
+    .bind(&patch.name)
+    .bind(&patch.serialized_class)
+    .bind(&patch.source_code)
+    .bind(&patch.description)
+    .bind(patch.parameters.as_ref().map(Json))
+    .bind(patch.transfers.as_ref().map(Json))
+    .bind(patch.command.is_some())
+    .bind(patch.command.as_ref().and_then(Option::as_ref))
+    .bind(patch.hooks.map(Json))
+    .bind(patch.max_restarts.is_some())
+    .bind(patch.max_restarts.flatten())
+    .fetch_optional(tx)
+    .await
+    .on_constraint("apps_site_name_key", || name_taken(patch.name.as_deref().unwrap_or("of that name")))?;
+    row.map(|row| row.0).ok_or_else(|| no_app(id))
+}
+
+/// Deletes an App. Its Jobs are invisible from then on, and are removed behind.
+///
+/// # Errors
+/// 404.
+pub async fn delete(tx: &mut PgConnection, owner: UserId, id: AppId) -> ApiResult<()> {
+    let gone: Option<AppId> = sqlx::query_scalar(
+        "with gone as (delete from apps where id = $1 and owner_id = $2 returning id, site_id, owner_id) \
+         insert into deleted_apps (app_id, site_id, owner_id) select id, site_id, owner_id from gone returning app_id",
+    )
+    .bind(id)
+    .bind(owner)
+    .fetch_optional(tx)
+    .await?;
+    gone.map(drop).ok_or_else(|| no_app(id))
+}
+
+fn broken_rule(error: sqlx::Error, name: &str, site: SiteId) -> ApiError {
+    match error.as_database_error().and_then(|error| error.constraint()) {
+        Some("apps_site_name_key") => name_taken(name),
+        // The Site was deleted a moment ago.
+        Some("apps_site_fkey") => no_site(site),
+        _ => error.into(),
+    }
+}
+
+fn no_app(id: AppId) -> ApiError {
+    ApiError::not_found(format_args!("App {id}"))
+}
+
+fn no_site(id: SiteId) -> ApiError {
+    ApiError::not_found(format_args!("Site {id}"))
+}
+
+fn name_taken(name: &str) -> ApiError {
+    ApiError::conflict(format!("the Site has an App named {name:?} already; change that one, or choose another name"))
+}

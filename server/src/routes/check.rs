@@ -1,0 +1,31 @@
+//! Rules that several kinds of bodies share.
+
+use copal_schemas::problem::FieldError;
+use serde_json::Value;
+
+use crate::error::{ApiError, ApiResult};
+
+/// Names are indexed, and read by people.
+const MAX_NAME_LETTERS: usize = 256;
+
+/// An error at a place of the body.
+pub(super) fn error(place: &[&str], msg: impl Into<String>) -> FieldError {
+    let loc = std::iter::once("body").chain(place.iter().copied()).map(Value::from).collect();
+    FieldError { loc, msg: msg.into() }
+}
+
+/// A name is not empty and not long.
+pub(super) fn name(place: &[&str], name: &str, errors: &mut Vec<FieldError>) {
+    match name.chars().count() {
+        0 => errors.push(error(place, "must not be empty")),
+        letters if letters > MAX_NAME_LETTERS => {
+            errors.push(error(place, format!("{letters} letters are too many; at most {MAX_NAME_LETTERS}")));
+        }
+        _ => {}
+    }
+}
+
+/// The value where nothing is wrong.
+pub(super) fn finish<T>(value: T, errors: Vec<FieldError>) -> ApiResult<T> {
+    if errors.is_empty() { Ok(value) } else { Err(ApiError::invalid(errors)) }
+}
