@@ -81,9 +81,7 @@ impl Clock {
         let zoned = text.ends_with('Z') || text.get(10..).is_some_and(|rest| rest.contains(['+', '-']));
         match time::parse(text) {
             Some(time) if zoned => Ok(time),
-            Some(time) => {
-                self.of_local(time.naive_utc()).ok_or_else(|| format!("{text} does not exist in this zone"))
-            }
+            Some(time) => self.of_local(time.naive_utc()).ok_or_else(|| format!("{text} does not exist in this zone")),
             None => Err(format!("{text:?} is no time; write 2h (ago), 13:05, 2026-11-30T13:05 or RFC 3339")),
         }
     }

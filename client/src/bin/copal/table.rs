@@ -24,6 +24,7 @@ impl Table {
         inner.load_style(presets::NOTHING);
         // Colours are written always; the stream takes them out where they are not wanted.
         inner.enforce_styling();
+        inner.style_text_only();
         Self { inner, rows: 0 }
     }
 
@@ -56,9 +57,7 @@ impl Table {
                 self.inner.set_content_arrangement(ContentArrangement::Disabled);
             }
         }
-        let mut text = self.inner.trim_fmt();
-        text.push('\n');
-        text
+        self.inner.lines().flat_map(|line| [line.trim_end().to_owned(), "\n".into()]).collect()
     }
 }
 
@@ -127,7 +126,13 @@ mod tests {
     #[test]
     fn long_cells_wrap_to_the_width() {
         let text = plain(&sample().render(Some(40)));
-        insta::assert_snapshot!(text, @"");
+        insta::assert_snapshot!(text, @r"
+        ID    WORKDIR         STATE
+        7     demo/1          JOB_FINISHED
+        4711  a rather long   x
+              folder name/of
+              several words
+        ");
         assert!(text.lines().all(|line| line.chars().count() <= 40), "{text}");
     }
 

@@ -313,8 +313,20 @@ mod tests {
         let text = |presence: &AgentPresence, status: Option<&AgentStatus>| {
             anstream::adapter::strip_str(&status_text(&site, presence, status, clock, None)).to_string()
         };
-        insta::assert_snapshot!(text(&AgentPresence::Here(holder.clone()), Some(&status)), @"");
-        insta::assert_snapshot!(text(&AgentPresence::Stopped, None), @"");
+        insta::assert_snapshot!(text(&AgentPresence::Here(holder.clone()), Some(&status)), @r"
+        Folder   /lus/theta
+        Agent    runs, pid 12, started 2026-11-30 09:00:00 (3h ago)
+        Service  http://127.0.0.1:8642/
+        Told     2026-11-30 11:59:55 (5s ago)
+
+        TASK       STATE           LAST SUCCESS  DOING
+        events     well            10s ago       2 BatchJobs
+        scheduler  failed 3 times  -             squeue: timed out
+        ");
+        insta::assert_snapshot!(text(&AgentPresence::Stopped, None), @r"
+        Folder  /lus/theta
+        Agent   does not run
+        ");
         assert!(text(&AgentPresence::Elsewhere(holder.clone()), Some(&status)).contains("runs on login1"));
         status.updated = at("2026-11-30T10:00:00");
         assert!(text(&AgentPresence::Elsewhere(holder), Some(&status)).contains("is silent"));

@@ -289,8 +289,20 @@ mod tests {
         let (_, app) = hello();
         let sites = SelectedSites { all: Vec::new(), ids: Vec::new() };
         let text = show_table(&app, &sites).render(None);
-        insta::assert_snapshot!(anstream::adapter::strip_str(&text), @"");
+        insta::assert_snapshot!(anstream::adapter::strip_str(&text), @r#"
+        App          Hello (7)
+        Site         1
+        Description  Say hello.
+        Command      echo Hello, {{name}}! {{{tail}}}
+        -p name      required: whom to greet
+        -p tail      default ""
+        Hooks        postprocess
+        Restarts     none after an error, any number after a time-out
+        "#);
         let text = list_table(&[app], &sites).render(None);
-        insta::assert_snapshot!(anstream::adapter::strip_str(&text), @"");
+        insta::assert_snapshot!(anstream::adapter::strip_str(&text), @r"
+        ID  NAME   SITE  PARAMETERS    HOOKS        DESCRIPTION
+        7   Hello  1     name [tail=]  postprocess  Say hello.
+        ");
     }
 }

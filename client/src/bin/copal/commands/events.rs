@@ -111,6 +111,10 @@ mod tests {
             event(1, JobState::Preprocessed, JobState::Running, json!({})),
         ];
         let text = table(&events, Clock::fixed("2026-11-30T12:00:00")).render(None);
-        insta::assert_snapshot!(anstream::adapter::strip_str(&text), @"");
+        insta::assert_snapshot!(anstream::adapter::strip_str(&text), @r"
+        TIME                 JOB  FROM          TO         DATA
+        2026-11-30 11:59:30  7    RUNNING       RUN_ERROR  exit code 3; return_code=3
+        2026-11-30 11:59:30  7    PREPROCESSED  RUNNING
+        ");
     }
 }

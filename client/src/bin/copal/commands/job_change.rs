@@ -206,7 +206,6 @@ mod tests {
             patch,
             serde_json::json!({
                 "state": "RESTART_READY", "tags": {"b": "2", "c": "3"}, "priority": -5, "node_packing_count": 4,
-                "state_timestamp": null,
             })
         );
     }

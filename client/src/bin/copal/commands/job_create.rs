@@ -324,6 +324,14 @@ mod tests {
     fn a_job_is_shown_before_it_is_made() {
         let plan = plan("-w demo/1 -p seed=1 --tag system=H2O -n 2 -rpn 4 --parent 3-5").unwrap();
         let text = plan.table(&sim(), None).unwrap().render(None);
-        insta::assert_snapshot!(anstream::adapter::strip_str(&text), @"");
+        insta::assert_snapshot!(anstream::adapter::strip_str(&text), @r"
+        App         Sim
+        Site        1
+        Folder      demo/1
+        Parameters  seed=1
+        Tags        system=H2O
+        Resources   2 nodes, 4 ranks a node
+        Parents     3-5
+        ");
     }
 }

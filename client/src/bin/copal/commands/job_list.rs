@@ -92,14 +92,30 @@ mod tests {
         let sites = SelectedSites { all: Vec::new(), ids: Vec::new() };
         let clock = Clock::fixed("2026-11-30T12:00:00");
         let text = |width| anstream::adapter::strip_str(&table(&jobs, &[], &sites, clock).render(width)).to_string();
-        insta::assert_snapshot!(text(None), @"");
-        insta::assert_snapshot!(text(Some(80)), @"");
+        insta::assert_snapshot!(text(None), @r"
+        ID    SITE  APP  FOLDER                                                  STATE         TAGS                    CHANGED
+        7     -     3    demo/1                                                  PREPROCESSED  method=ccsd system=H2O  2m ago
+        4711  -     3    a folder with spaces and ümlauts/of some length/000042  JOB_FINISHED  method=ccsd system=H2O  2m ago
+        ");
+        insta::assert_snapshot!(text(Some(80)), @r"
+        ID    SITE  APP  FOLDER           STATE         TAGS         CHANGED
+        7     -     3    demo/1           PREPROCESSED  method=ccsd  2m ago
+                                                        system=H2O
+        4711  -     3    a folder with    JOB_FINISHED  method=ccsd  2m ago
+                         spaces and                     system=H2O
+                         ümlauts/of some
+                         length/000042
+        ");
     }
 
     #[test]
     fn states_are_counted_in_the_order_of_a_life() {
         let counts = Counts::from([(JobState::Failed, 2), (JobState::Ready, 0), (JobState::Running, 3)]);
         let text = counts_table(&counts).render(None);
-        insta::assert_snapshot!(anstream::adapter::strip_str(&text), @"");
+        insta::assert_snapshot!(anstream::adapter::strip_str(&text), @r"
+        STATE    JOBS
+        RUNNING  3
+        FAILED   2
+        ");
     }
 }

@@ -200,6 +200,36 @@ mod tests {
         .unwrap();
         let place = Place { app: "Hello (3)".into(), site: "theta (1)".into() };
         let text = text(&job, &place, &attempts, &events, Clock::fixed("2026-11-30T12:00:00"), None);
-        insta::assert_snapshot!(anstream::adapter::strip_str(&text), @"");
+        insta::assert_snapshot!(anstream::adapter::strip_str(&text), @r"
+        Job          7
+        State        FAILED
+        Changed      2026-11-30 11:58:00 (2m ago)
+        App          Hello (3)
+        Site         theta (1)
+        Folder       demo/1
+        Parameters   name=world
+        Tags         system=H2O
+        Resources    2 nodes, 4 ranks a node, 0.5 GPUs a rank
+        Expected     10 min
+        Priority     5
+        Parents      4-6
+        BatchJob     2
+        Exit code    3
+        data.energy  -1.5
+
+        Runs
+        RUN  STATE      EXIT  STARTED              TOOK  CPU    MEMORY   NODES   BATCHJOB
+        1    RUN_ERROR  3     2026-11-30 11:57:00  42s   1.25s  1.5 MiB  local0  2
+
+        Last lines of its output
+          reading input
+          no such file
+
+        Events
+        TIME                 TO         DATA
+        2026-11-30 11:57:00  RUNNING
+        2026-11-30 11:57:42  RUN_ERROR  return_code=3
+        2026-11-30 11:57:42  FAILED     No restart after an error is left
+        ");
     }
 }

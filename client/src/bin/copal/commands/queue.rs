@@ -269,6 +269,10 @@ mod tests {
         ];
         let sites = SelectedSites { all: vec![site(&[], &[])], ids: vec![SiteId(1)] };
         let text = table(&batch_jobs, &sites, Clock::fixed("2026-11-30T12:00:00")).render(None);
-        insta::assert_snapshot!(anstream::adapter::strip_str(&text), @"");
+        insta::assert_snapshot!(anstream::adapter::strip_str(&text), @r"
+        ID  SITE   SCHEDULER ID  STATE          QUEUE  PROJECT  NODES  MIN  MODE  TIME             INFO
+        7   theta  41            running        debug  chem     128    60   mpi   started 10m ago
+        8   theta  -             submit_failed  debug  chem     128    60   mpi   -                would exceed the per-project limit
+        ");
     }
 }

@@ -202,7 +202,7 @@ mod tests {
         )
         .unwrap();
         let (patch, changes) = difference(&site(), &settings, "/lus/theta");
-        insta::assert_snapshot!(serde_json::to_string(&patch).unwrap(), @"");
+        insta::assert_snapshot!(serde_json::to_string(&patch).unwrap(), @r#"{"allowed_queues":{"debug":{"max_nodes":8,"max_walltime":60,"max_queued_jobs":1}}}"#);
         assert_eq!(changes.keys().copied().collect::<Vec<_>>(), ["allowed_queues"]);
         let known = Site { details: details(&settings), ..site() };
         assert!(difference(&known, &settings, "/lus/theta").1.is_empty());
@@ -211,6 +211,9 @@ mod tests {
     #[test]
     fn this_site_is_marked() {
         let text = table(&[site()], Some(SiteId(1)), Clock::fixed("2026-11-30T12:00:00")).render(None);
-        insta::assert_snapshot!(anstream::adapter::strip_str(&text), @"");
+        insta::assert_snapshot!(anstream::adapter::strip_str(&text), @r"
+        ID  NAME     AGENT            QUEUES  PATH
+        1   * theta  active, 10s ago          /lus/theta
+        ");
     }
 }
