@@ -20,7 +20,7 @@ use crate::{
     config::Config,
     db,
     embedded::EmbeddedPostgres,
-    routes, telemetry, tls,
+    metrics, routes, telemetry, tls,
 };
 
 /// How long requests that run when the service stops may take to end.
@@ -98,7 +98,9 @@ impl App {
             stop: CancellationToken::new(),
         };
         // Loops that run beside the requests; all end when `shared.stop` is cancelled.
-        let tasks = JoinSet::new();
+        let mut tasks = JoinSet::new();
+        metrics::install();
+        tasks.spawn(metrics::upkeep(shared.stop.clone()));
         let data = web::Data::new(shared.clone());
         let server = HttpServer::new(move || {
             ActixApp::new()

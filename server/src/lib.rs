@@ -11,6 +11,8 @@ pub mod db;
 pub mod embedded;
 pub mod error;
 pub mod extract;
+mod metrics;
+pub mod openapi;
 pub mod routes;
 pub mod telemetry;
 mod tls;

@@ -12,7 +12,7 @@ use actix_web::{
 use tracing_subscriber::EnvFilter;
 use uuid::Uuid;
 
-use crate::{error::ApiError, extract::CurrentUser};
+use crate::{error::ApiError, extract::CurrentUser, metrics};
 
 /// The header that ties an answer to its line in the log.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -41,6 +41,7 @@ pub async fn observe<B: MessageBody>(request: ServiceRequest, next: Next<B>) -> 
     if let Ok(value) = HeaderValue::try_from(id.to_string()) {
         answer.headers_mut().insert(REQUEST_ID, value);
     }
+    metrics::count_request(&method, start, &answer);
     let status = answer.status().as_u16();
     let user_id = answer.request().extensions().get::<CurrentUser>().map(|user| user.id.0);
     let ms = start.elapsed().as_secs_f64() * 1e3;

@@ -5,7 +5,10 @@ use std::{future::Future, pin::Pin};
 use actix_web::{FromRequest, HttpRequest, dev::Payload, web};
 use copal_schemas::JsonObject;
 use futures_util::StreamExt as _;
-use serde::de::DeserializeOwned;
+use serde::{
+    Deserialize, Deserializer,
+    de::{DeserializeOwned, Visitor},
+};
 use serde_json::Value;
 use serde_path_to_error::{Path, Segment};
 
@@ -93,6 +96,9 @@ fn parse<T: DeserializeOwned>(body: &[u8]) -> ApiResult<T> {
         loc.reverse();
         return Err(ApiError::invalid_at(loc, "the text has a NUL character (U+0000); take it out"));
     }
+    if body.trim_ascii_start().starts_with(b"[") && !is_list::<T>() {
+        return Err(ApiError::invalid_at(vec!["body".into()], "an object is wanted, not a list"));
+    }
     let mut json = serde_json::Deserializer::from_slice(body);
     let value = serde_path_to_error::deserialize(&mut json).map_err(|error| {
         let loc = [vec!["body".into()], place(error.path())].concat();
@@ -100,6 +106,52 @@ fn parse<T: DeserializeOwned>(body: &[u8]) -> ApiResult<T> {
     })?;
     json.end().map_err(|error| ApiError::invalid_at(vec!["body".into()], error.to_string()))?;
     Ok(value)
+}
+
+/// Whether `T` is read from a JSON list. Serde would read a list into a struct, too, field by
+/// field, which no client means.
+fn is_list<'de, T: Deserialize<'de>>() -> bool {
+    matches!(T::deserialize(Probe), Err(Asked { list: true }))
+}
+
+/// Reads nothing, but notes what it is asked for first.
+struct Probe;
+
+#[derive(Debug)]
+struct Asked {
+    list: bool,
+}
+
+impl std::fmt::Display for Asked {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(if self.list { "a list" } else { "no list" })
+    }
+}
+
+impl std::error::Error for Asked {}
+
+impl serde::de::Error for Asked {
+    fn custom<M: std::fmt::Display>(_: M) -> Self {
+        Self { list: false }
+    }
+}
+
+impl<'de> Deserializer<'de> for Probe {
+    type Error = Asked;
+
+    // Whatever is asked for by name, or may be anything.
+    fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, Asked> {
+        Err(Asked { list: false })
+    }
+
+    fn deserialize_seq<V: Visitor<'de>>(self, _: V) -> Result<V::Value, Asked> {
+        Err(Asked { list: true })
+    }
+
+    serde::forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit
+        unit_struct newtype_struct tuple tuple_struct map struct enum identifier ignored_any
+    }
 }
 
 fn place(path: &Path) -> Vec<Value> {
@@ -164,6 +216,12 @@ mod tests {
     }
 
     #[test]
+    fn a_list_is_no_object() {
+        assert!(parse::<SitePatch>(b" []").is_err());
+        assert!(parse::<Vec<i64>>(b" [1]").is_ok());
+    }
+
+    #[test]
     fn items_of_a_bulk_update_are_named() {
         let item = |json: Value| {
             let Value::Object(fields) = json else { panic!("not an object") };
@@ -180,7 +238,7 @@ mod tests {
 
     #[test]
     fn nul_is_refused_and_an_escaped_backslash_is_not() {
-        let error = error_of::<Value>(br#"{"tags": {"a": ["x", "b\u0000"]}}"#);
+        let error = error_of::<JsonObject>(br#"{"tags": {"a": ["x", "b\u0000"]}}"#);
         assert_eq!(error.loc, [Value::from("body"), "tags".into(), "a".into(), 1.into()]);
         assert!(parse::<Value>(br#"{"a": "\\u0000"}"#).is_ok());
         assert!(parse::<Value>(b"{\"a\": \"\0\"}").is_err());
@@ -188,8 +246,8 @@ mod tests {
 
     #[test]
     fn deep_nesting_and_trailing_text_and_broken_utf8_are_refused() {
-        assert!(parse::<Value>("[".repeat(200).as_bytes()).is_err());
-        assert!(parse::<Value>(b"{} x").is_err());
+        assert!(parse::<Vec<Value>>("[".repeat(200).as_bytes()).is_err());
+        assert!(parse::<JsonObject>(b"{} x").is_err());
         assert!(parse::<Value>(b"\"\xff\"").is_err());
     }
 }

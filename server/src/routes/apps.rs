@@ -30,9 +30,8 @@ use crate::{
     ("offset" = Option<i64>, Query, minimum = 0, description = "Rows left out before the first"),
 ), responses(
     (status = 200, description = "A page of Apps", body = Page<App>),
-    (status = 422, description = "A parameter is wrong", body = Problem, content_type = "application/problem+json"),
 ))]
-pub(super) async fn list_apps(
+pub(crate) async fn list_apps(
     shared: web::Data<Shared>,
     user: CurrentUser,
     query: QueryParams,
@@ -54,9 +53,8 @@ pub(super) async fn list_apps(
     (status = 201, description = "The App", body = App),
     (status = 400, description = "The Site has an App of the name", body = Problem, content_type = "application/problem+json"),
     (status = 404, description = "No such Site", body = Problem, content_type = "application/problem+json"),
-    (status = 422, description = "A field is missing or wrong", body = Problem, content_type = "application/problem+json"),
 ))]
-pub(super) async fn create_app(
+pub(crate) async fn create_app(
     shared: web::Data<Shared>,
     user: CurrentUser,
     body: ValidJson<AppCreate>,
@@ -70,9 +68,8 @@ pub(super) async fn create_app(
 #[utoipa::path(get, path = "/apps/{id}", tag = "apps", params(("id" = i64, Path)), responses(
     (status = 200, description = "The App", body = App),
     (status = 404, description = "No such App", body = Problem, content_type = "application/problem+json"),
-    (status = 422, description = "The id is no integer", body = Problem, content_type = "application/problem+json"),
 ))]
-pub(super) async fn get_app(
+pub(crate) async fn get_app(
     shared: web::Data<Shared>,
     user: CurrentUser,
     id: PathId<AppId>,
@@ -86,9 +83,8 @@ pub(super) async fn get_app(
     (status = 200, description = "The App as it is now", body = App),
     (status = 400, description = "The Site has an App of the name", body = Problem, content_type = "application/problem+json"),
     (status = 404, description = "No such App or Site", body = Problem, content_type = "application/problem+json"),
-    (status = 422, description = "A field is wrong", body = Problem, content_type = "application/problem+json"),
 ))]
-pub(super) async fn update_app(
+pub(crate) async fn update_app(
     shared: web::Data<Shared>,
     user: CurrentUser,
     id: PathId<AppId>,
@@ -103,9 +99,8 @@ pub(super) async fn update_app(
 #[utoipa::path(delete, path = "/apps/{id}", tag = "apps", params(("id" = i64, Path)), responses(
     (status = 204, description = "It is gone"),
     (status = 404, description = "No such App", body = Problem, content_type = "application/problem+json"),
-    (status = 422, description = "The id is no integer", body = Problem, content_type = "application/problem+json"),
 ))]
-pub(super) async fn delete_app(
+pub(crate) async fn delete_app(
     shared: web::Data<Shared>,
     user: CurrentUser,
     id: PathId<AppId>,

@@ -22,7 +22,7 @@ const MAX_CREDENTIAL_BYTES: usize = 256;
 #[utoipa::path(get, path = "/auth/how", tag = "auth", security(()), responses(
     (status = 200, description = "The enabled methods, in the spelling of Balsam's clients", body = Vec<String>),
 ))]
-pub(super) async fn login_methods() -> HttpResponse {
+pub(crate) async fn login_methods() -> HttpResponse {
     HttpResponse::Ok().json(["LoginMethod.password"])
 }
 
@@ -31,9 +31,8 @@ pub(super) async fn login_methods() -> HttpResponse {
     (status = 201, description = "The account", body = User),
     (status = 400, description = "The name is taken", body = Problem, content_type = "application/problem+json"),
     (status = 403, description = "Registration is closed", body = Problem, content_type = "application/problem+json"),
-    (status = 422, description = "A field is missing or wrong", body = Problem, content_type = "application/problem+json"),
 ))]
-pub(super) async fn register(shared: web::Data<Shared>, body: ValidJson<Register>) -> ApiResult<HttpResponse> {
+pub(crate) async fn register(shared: web::Data<Shared>, body: ValidJson<Register>) -> ApiResult<HttpResponse> {
     if shared.config.registration == Registration::Closed {
         return Err(ApiError::forbidden("registration is closed at this service; ask its operator for an account"));
     }
@@ -51,10 +50,9 @@ pub(super) async fn register(shared: web::Data<Shared>, body: ValidJson<Register
     request_body(content = Login, content_type = "application/x-www-form-urlencoded"), responses(
     (status = 200, description = "A token", body = AccessToken),
     (status = 401, description = "Name or password is wrong", body = Problem, content_type = "application/problem+json"),
-    (status = 422, description = "A field is missing", body = Problem, content_type = "application/problem+json"),
     (status = 429, description = "Too many failed logins", body = Problem, content_type = "application/problem+json"),
 ))]
-pub(super) async fn login(shared: web::Data<Shared>, request: HttpRequest, form: Form) -> ApiResult<HttpResponse> {
+pub(crate) async fn login(shared: web::Data<Shared>, request: HttpRequest, form: Form) -> ApiResult<HttpResponse> {
     let username = form.required("username")?;
     let password = form.required("password")?;
     if form.get("grant_type").is_some_and(|grant| !grant.is_empty() && grant != "password") {
@@ -72,6 +70,7 @@ pub(super) async fn login(shared: web::Data<Shared>, request: HttpRequest, form:
         None => (None, None),
     };
     let fits = password::verify(password.into(), stored).await?;
+    metrics::counter!("copal_logins_total", "outcome" => if fits { "accepted" } else { "refused" }).increment(1);
     let Some(user) = user.filter(|_| fits) else { return Err(refused()) };
     attempt.succeeded(&shared.pool).await?;
     Ok(HttpResponse::Ok().json(shared.keys.issue(&shared.pool, &user).await?))
@@ -81,7 +80,7 @@ pub(super) async fn login(shared: web::Data<Shared>, request: HttpRequest, form:
 #[utoipa::path(get, path = "/auth/password/me", tag = "auth", responses(
     (status = 200, description = "The user", body = User),
 ))]
-pub(super) async fn whoami(user: CurrentUser) -> HttpResponse {
+pub(crate) async fn whoami(user: CurrentUser) -> HttpResponse {
     HttpResponse::Ok().json(User { id: user.id, username: user.username })
 }
 

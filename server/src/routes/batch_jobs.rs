@@ -40,9 +40,8 @@ const MAX_SCHEDULER_ID_BYTES: usize = 256;
     ("offset" = Option<i64>, Query, minimum = 0, description = "Rows left out before the first"),
 ), responses(
     (status = 200, description = "A page of BatchJobs", body = Page<BatchJob>),
-    (status = 422, description = "A parameter is wrong", body = Problem, content_type = "application/problem+json"),
 ))]
-pub(super) async fn list_batch_jobs(
+pub(crate) async fn list_batch_jobs(
     shared: web::Data<Shared>,
     user: CurrentUser,
     query: QueryParams,
@@ -74,9 +73,8 @@ pub(super) async fn list_batch_jobs(
 #[utoipa::path(post, path = "/batch-jobs/", tag = "batch-jobs", request_body = BatchJobCreate, responses(
     (status = 201, description = "The BatchJob", body = BatchJob),
     (status = 400, description = "No such Site", body = Problem, content_type = "application/problem+json"),
-    (status = 422, description = "A field is missing or wrong", body = Problem, content_type = "application/problem+json"),
 ))]
-pub(super) async fn create_batch_job(
+pub(crate) async fn create_batch_job(
     shared: web::Data<Shared>,
     user: CurrentUser,
     body: ValidJson<BatchJobCreate>,
@@ -91,9 +89,8 @@ pub(super) async fn create_batch_job(
 #[utoipa::path(patch, path = "/batch-jobs/", tag = "batch-jobs", request_body = Vec<BatchJobPatchItem>, responses(
     (status = 200, description = "The BatchJobs as they are now, in the order of the body", body = Vec<BatchJob>),
     (status = 400, description = "An id is unknown or comes twice, or there are too many", body = Problem, content_type = "application/problem+json"),
-    (status = 422, description = "A field is wrong", body = Problem, content_type = "application/problem+json"),
 ))]
-pub(super) async fn update_batch_jobs(
+pub(crate) async fn update_batch_jobs(
     shared: web::Data<Shared>,
     user: CurrentUser,
     body: PatchItems<BatchJobId, BatchJobPatch>,
@@ -110,9 +107,8 @@ pub(super) async fn update_batch_jobs(
 #[utoipa::path(get, path = "/batch-jobs/{id}", tag = "batch-jobs", params(("id" = i64, Path)), responses(
     (status = 200, description = "The BatchJob", body = BatchJob),
     (status = 404, description = "No such BatchJob", body = Problem, content_type = "application/problem+json"),
-    (status = 422, description = "The id is no integer", body = Problem, content_type = "application/problem+json"),
 ))]
-pub(super) async fn get_batch_job(
+pub(crate) async fn get_batch_job(
     shared: web::Data<Shared>,
     user: CurrentUser,
     id: PathId<BatchJobId>,
@@ -125,9 +121,8 @@ pub(super) async fn get_batch_job(
 #[utoipa::path(put, path = "/batch-jobs/{id}", tag = "batch-jobs", params(("id" = i64, Path)), request_body = BatchJobPatch, responses(
     (status = 200, description = "The BatchJob as it is now", body = BatchJob),
     (status = 404, description = "No such BatchJob", body = Problem, content_type = "application/problem+json"),
-    (status = 422, description = "A field is wrong", body = Problem, content_type = "application/problem+json"),
 ))]
-pub(super) async fn update_batch_job(
+pub(crate) async fn update_batch_job(
     shared: web::Data<Shared>,
     user: CurrentUser,
     id: PathId<BatchJobId>,
@@ -143,9 +138,8 @@ pub(super) async fn update_batch_job(
 #[utoipa::path(delete, path = "/batch-jobs/{id}", tag = "batch-jobs", params(("id" = i64, Path)), responses(
     (status = 204, description = "It is gone"),
     (status = 404, description = "No such BatchJob", body = Problem, content_type = "application/problem+json"),
-    (status = 422, description = "The id is no integer", body = Problem, content_type = "application/problem+json"),
 ))]
-pub(super) async fn delete_batch_job(
+pub(crate) async fn delete_batch_job(
     shared: web::Data<Shared>,
     user: CurrentUser,
     id: PathId<BatchJobId>,

@@ -1,12 +1,13 @@
 //! The one route table: reading it is reading the API. Collections answer with and without the
 //! slash at the end, items too.
 
-mod apps;
-mod auth;
-mod batch_jobs;
+pub(crate) mod apps;
+pub(crate) mod auth;
+pub(crate) mod batch_jobs;
 mod check;
-mod health;
-mod sites;
+pub(crate) mod docs;
+pub(crate) mod health;
+pub(crate) mod sites;
 
 use actix_web::{
     Handler, HttpRequest, HttpResponse, Resource, Responder, Route,
@@ -23,6 +24,9 @@ pub fn table(routes: &mut ServiceConfig) {
     routes
         .service(Endpoint::at(&["/healthz"]).get(health::alive))
         .service(Endpoint::at(&["/readyz"]).get(health::ready))
+        .service(Endpoint::at(&["/metrics"]).get(health::metrics))
+        .service(Endpoint::at(&["/openapi.json"]).get(docs::openapi_json))
+        .service(Endpoint::at(&["/docs"]).get(docs::page))
         .service(Endpoint::at(&["/auth/how"]).get(auth::login_methods))
         .service(Endpoint::at(&["/auth/password/register"]).post(auth::register))
         .service(Endpoint::at(&["/auth/password/login"]).post(auth::login))

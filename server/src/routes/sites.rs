@@ -26,9 +26,8 @@ use crate::{
     ("offset" = Option<i64>, Query, minimum = 0, description = "Rows left out before the first"),
 ), responses(
     (status = 200, description = "A page of Sites", body = Page<Site>),
-    (status = 422, description = "A parameter is wrong", body = Problem, content_type = "application/problem+json"),
 ))]
-pub(super) async fn list_sites(
+pub(crate) async fn list_sites(
     shared: web::Data<Shared>,
     user: CurrentUser,
     query: QueryParams,
@@ -48,9 +47,8 @@ pub(super) async fn list_sites(
 #[utoipa::path(post, path = "/sites/", tag = "sites", request_body = SiteCreate, responses(
     (status = 201, description = "The Site", body = Site),
     (status = 400, description = "You have a Site of the name", body = Problem, content_type = "application/problem+json"),
-    (status = 422, description = "A field is missing or wrong", body = Problem, content_type = "application/problem+json"),
 ))]
-pub(super) async fn create_site(
+pub(crate) async fn create_site(
     shared: web::Data<Shared>,
     user: CurrentUser,
     // Read as a patch, whose fields are flat: an error then names its field.
@@ -66,9 +64,8 @@ pub(super) async fn create_site(
 #[utoipa::path(get, path = "/sites/{id}", tag = "sites", params(("id" = i64, Path)), responses(
     (status = 200, description = "The Site", body = Site),
     (status = 404, description = "No such Site", body = Problem, content_type = "application/problem+json"),
-    (status = 422, description = "The id is no integer", body = Problem, content_type = "application/problem+json"),
 ))]
-pub(super) async fn get_site(
+pub(crate) async fn get_site(
     shared: web::Data<Shared>,
     user: CurrentUser,
     id: PathId<SiteId>,
@@ -82,9 +79,8 @@ pub(super) async fn get_site(
     (status = 200, description = "The Site as it is now", body = Site),
     (status = 400, description = "You have a Site of the name", body = Problem, content_type = "application/problem+json"),
     (status = 404, description = "No such Site", body = Problem, content_type = "application/problem+json"),
-    (status = 422, description = "A field is wrong", body = Problem, content_type = "application/problem+json"),
 ))]
-pub(super) async fn update_site(
+pub(crate) async fn update_site(
     shared: web::Data<Shared>,
     user: CurrentUser,
     id: PathId<SiteId>,
@@ -99,9 +95,8 @@ pub(super) async fn update_site(
 #[utoipa::path(delete, path = "/sites/{id}", tag = "sites", params(("id" = i64, Path)), responses(
     (status = 204, description = "It is gone"),
     (status = 404, description = "No such Site", body = Problem, content_type = "application/problem+json"),
-    (status = 422, description = "The id is no integer", body = Problem, content_type = "application/problem+json"),
 ))]
-pub(super) async fn delete_site(
+pub(crate) async fn delete_site(
     shared: web::Data<Shared>,
     user: CurrentUser,
     id: PathId<SiteId>,

@@ -1,0 +1,79 @@
+//! Counters and histograms for Prometheus. Anywhere in the crate `metrics::counter!` and its
+//! siblings count; here they are named, collected and written out.
+
+use std::{
+    sync::OnceLock,
+    time::{Duration, Instant},
+};
+
+use actix_web::{body::MessageBody, dev::ServiceResponse, http::Method};
+use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use sqlx::PgPool;
+use tokio_util::sync::CancellationToken;
+
+/// Samples are moved into the buckets this often, so that they do not pile up unread.
+const UPKEEP: Duration = Duration::from_secs(5);
+
+/// Upper bounds of request times in seconds.
+const SECONDS: &[f64] = &[0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
+
+/// The process's recorder; services that tests start side by side share it.
+static RECORDER: OnceLock<Option<PrometheusHandle>> = OnceLock::new();
+
+/// Starts to collect.
+pub(crate) fn install() {
+    RECORDER.get_or_init(|| {
+        let builder = PrometheusBuilder::new().set_buckets(SECONDS);
+        match builder.and_then(PrometheusBuilder::install_recorder) {
+            Ok(handle) => {
+                describe();
+                Some(handle)
+            }
+            Err(error) => {
+                tracing::warn!(%error, "no metrics: another recorder is in this process");
+                None
+            }
+        }
+    });
+}
+
+fn describe() {
+    describe_counter!("copal_http_requests_total", "Requests by method, route and status");
+    describe_histogram!("copal_http_request_seconds", Unit::Seconds, "Time to the start of the answer");
+    describe_counter!("copal_logins_total", "Password logins by outcome");
+    describe_gauge!("copal_db_connections", "Connections of the pool by use");
+}
+
+/// Keeps the samples' memory bounded until `stop`.
+pub(crate) async fn upkeep(stop: CancellationToken) {
+    let mut ticks = tokio::time::interval(UPKEEP);
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            _ = ticks.tick() => if let Some(Some(recorder)) = RECORDER.get() { recorder.run_upkeep() },
+        }
+    }
+}
+
+/// Counts an answer. The route is the pattern and not the path, so that ids make no new series.
+pub(crate) fn count_request<B: MessageBody>(method: &Method, start: Instant, answer: &ServiceResponse<B>) {
+    let route = answer.request().match_pattern().unwrap_or_else(|| "none".into());
+    // Methods are any word; only those of the API may make a series.
+    let method = match *method {
+        Method::GET | Method::POST | Method::PUT | Method::PATCH | Method::DELETE => method.to_string(),
+        _ => "other".into(),
+    };
+    let status = answer.status().as_u16().to_string();
+    counter!("copal_http_requests_total", "method" => method.clone(), "route" => route.clone(), "status" => status)
+        .increment(1);
+    histogram!("copal_http_request_seconds", "method" => method, "route" => route).record(start.elapsed());
+}
+
+/// All series in Prometheus' text form.
+pub(crate) fn render(pool: &PgPool) -> String {
+    let idle = pool.num_idle();
+    gauge!("copal_db_connections", "use" => "idle").set(idle as f64);
+    gauge!("copal_db_connections", "use" => "busy").set(f64::from(pool.size()) - idle as f64);
+    RECORDER.get().and_then(Option::as_ref).map(PrometheusHandle::render).unwrap_or_default()
+}

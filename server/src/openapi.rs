@@ -1,0 +1,128 @@
+//! The OpenAPI document, made from the handlers' own descriptions. What holds for many operations
+//! alike (the token, the answers to a bad token or body) is added here once.
+
+use std::sync::LazyLock;
+
+use copal_schemas::problem::{CONTENT_TYPE, Problem};
+use utoipa::{
+    Modify, OpenApi, ToSchema as _,
+    openapi::{
+        OpenApi as Document, Ref, RefOr,
+        content::ContentBuilder,
+        path::{Operation, PathItem},
+        response::ResponseBuilder,
+        security::{HttpAuthScheme, HttpBuilder, SecurityScheme},
+    },
+};
+
+use crate::routes::{apps, auth, batch_jobs, docs, health, sites};
+
+#[derive(OpenApi)]
+#[openapi(
+    info(title = "Copal", description = "Campaigns of jobs on many HPC machines through pilot jobs."),
+    paths(
+        health::alive,
+        health::ready,
+        health::metrics,
+        docs::openapi_json,
+        docs::page,
+        auth::login_methods,
+        auth::register,
+        auth::login,
+        auth::whoami,
+        sites::list_sites,
+        sites::create_site,
+        sites::get_site,
+        sites::update_site,
+        sites::delete_site,
+        apps::list_apps,
+        apps::create_app,
+        apps::get_app,
+        apps::update_app,
+        apps::delete_app,
+        batch_jobs::list_batch_jobs,
+        batch_jobs::create_batch_job,
+        batch_jobs::update_batch_jobs,
+        batch_jobs::get_batch_job,
+        batch_jobs::update_batch_job,
+        batch_jobs::delete_batch_job,
+    ),
+    components(schemas(Problem)),
+    security(("token" = [])),
+    modifiers(&Common)
+)]
+struct Api;
+
+/// The document.
+pub fn document() -> &'static Document {
+    static DOCUMENT: LazyLock<Document> = LazyLock::new(Api::openapi);
+    &DOCUMENT
+}
+
+/// Adds what operations have in common.
+struct Common;
+
+impl Modify for Common {
+    fn modify(&self, document: &mut Document) {
+        let components = document.components.get_or_insert_default();
+        components.add_security_scheme(
+            "token",
+            SecurityScheme::Http(HttpBuilder::new().scheme(HttpAuthScheme::Bearer).bearer_format("JWT").build()),
+        );
+        for operation in document.paths.paths.values_mut().flat_map(operations) {
+            let public = operation.security.is_some();
+            if !public {
+                add(operation, "401", "The token is missing, bad, or has lapsed");
+            }
+            if operation.request_body.is_some() {
+                add(operation, "413", "The body is too large");
+            }
+            if operation.request_body.is_some() || operation.parameters.is_some() {
+                add(operation, "422", "A value is missing or wrong; `errors` names its place");
+            }
+            add(operation, "503", "The database can't be reached now; try again");
+        }
+    }
+}
+
+fn operations(path: &mut PathItem) -> impl Iterator<Item = &mut Operation> {
+    [&mut path.get, &mut path.put, &mut path.post, &mut path.patch, &mut path.delete].into_iter().flatten()
+}
+
+fn add(operation: &mut Operation, status: &str, description: &str) {
+    let problem = RefOr::Ref(Ref::from_schema_name(Problem::name()));
+    let response = ResponseBuilder::new()
+        .description(description)
+        .content(CONTENT_TYPE, ContentBuilder::new().schema(Some(problem)).build())
+        .build();
+    operation.responses.responses.entry(status.into()).or_insert(RefOr::T(response));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_operation_but_the_public_ones_documents_401() {
+        let json = serde_json::to_value(document()).unwrap();
+        for (path, item) in json["paths"].as_object().unwrap() {
+            for (method, operation) in item.as_object().unwrap() {
+                let public = operation.get("security").is_some();
+                assert_eq!(
+                    operation["responses"].get("401").is_some(),
+                    !public || path.ends_with("login"),
+                    "{method} {path}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn every_reference_leads_somewhere() {
+        let text = serde_json::to_string(document()).unwrap();
+        let json = serde_json::to_value(document()).unwrap();
+        for reference in text.split("\"$ref\":\"#").skip(1).filter_map(|rest| rest.split('"').next()) {
+            assert!(json.pointer(reference).is_some(), "{reference}");
+        }
+    }
+}
