@@ -43,7 +43,13 @@ pub enum FileError {
 pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> Result<T, FileError> {
     let text = std::fs::read_to_string(path).map_err(|source| FileError::Read { path: path.into(), source })?;
     serde_saphyr::from_str(&text)
-        .map_err(|error| FileError::Content { path: path.into(), message: error.to_string().trim_end().into() })
+        .map_err(|error| FileError::Content { path: path.into(), message: first_line(&error.to_string()) })
+}
+
+/// What is wrong and where, without the excerpt of the file that follows on further lines.
+fn first_line(text: &str) -> String {
+    let line = text.lines().find(|line| !line.trim().is_empty()).unwrap_or_default().trim();
+    line.strip_prefix("error: ").unwrap_or(line).to_owned()
 }
 
 /// Replaces a file in one step, so that a reader sees the old text or the new one, with these permissions.
@@ -56,4 +62,19 @@ pub(crate) fn write_atomically(path: &Path, text: &str, mode: u32) -> Result<(),
     file.as_file().sync_all().map_err(failed)?;
     file.persist(path).map_err(|error| failed(error.error))?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wrong_key_is_named_with_its_line_on_one_line() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("settings.yml");
+        std::fs::write(&path, "site_id: 3\nlauncher:\n  idle_ttl: 4\n").unwrap();
+        let text = read::<copal_schemas::settings::Settings>(&path).unwrap_err().to_string();
+        assert!(text.contains("line 3") && text.contains("idle_ttl"), "{text}");
+        assert!(!text.contains('\n') && !text.contains("error:"), "{text}");
+    }
 }

@@ -14,7 +14,7 @@ use copal_schemas::problem::{ErrorCode, Problem};
 use reqwest::{Method, RequestBuilder, Response, StatusCode};
 use secrecy::{ExposeSecret, SecretString};
 use serde::{Serialize, de::DeserializeOwned};
-use url::Url;
+use url::{Host, Url};
 
 pub use resources::{EventQuery, JobQuery};
 pub use stream::{ChangeStream, StreamQuery};
@@ -98,12 +98,15 @@ impl Client {
         if !base.path().ends_with('/') {
             base.set_path(&format!("{}/", base.path()));
         }
-        let http = reqwest::Client::builder()
+        let mut http = reqwest::Client::builder()
             .connect_timeout(CONNECT_TIMEOUT)
             .tcp_nodelay(true)
-            .user_agent(concat!("copal/", env!("CARGO_PKG_VERSION")))
-            .build()
-            .map_err(|source| ClientError::Unreachable { url: base.clone(), source })?;
+            .user_agent(concat!("copal/", env!("CARGO_PKG_VERSION")));
+        if is_loopback(&base) {
+            // Login nodes set http_proxy for the outside world; it can't lead back to this machine.
+            http = http.no_proxy();
+        }
+        let http = http.build().map_err(|source| ClientError::Unreachable { url: base.clone(), source })?;
         Ok(Self { inner: Arc::new(Inner { http, base, token }) })
     }
 
@@ -171,6 +174,17 @@ impl Client {
 
     async fn delete(&self, path: &str) -> Result<(), ClientError> {
         self.done(self.request(Method::DELETE, path)).await
+    }
+}
+
+/// Whether the address is of this very machine.
+#[must_use]
+pub fn is_loopback(url: &Url) -> bool {
+    match url.host() {
+        Some(Host::Domain(name)) => name == "localhost" || name.ends_with(".localhost"),
+        Some(Host::Ipv4(address)) => address.is_loopback(),
+        Some(Host::Ipv6(address)) => address.is_loopback(),
+        None => false,
     }
 }
 

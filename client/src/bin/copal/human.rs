@@ -132,6 +132,14 @@ pub(crate) fn span(seconds: f64) -> String {
     }
 }
 
+/// `1 Job`, `3 Jobs`
+pub(crate) fn count(number: impl Into<i64>, one: &str) -> String {
+    match number.into() {
+        1 => format!("1 {one}"),
+        number => format!("{number} {one}s"),
+    }
+}
+
 /// A size in bytes: `512 B`, `1.5 MiB`.
 pub(crate) fn size(bytes: i64) -> String {
     let mut amount = bytes as f64;

@@ -1,11 +1,11 @@
 //! `copal register|login|logout|whoami`
 
-use std::{fs, io, net::IpAddr};
+use std::{fs, io};
 
-use copal_client::{Client, ClientError, Credentials};
+use copal_client::{Client, ClientError, Credentials, api::is_loopback};
 use copal_schemas::{problem::ErrorCode, user::User};
 use secrecy::{ExposeSecret, SecretString};
-use url::{Host, Url};
+use url::Url;
 
 use crate::{
     args::account::Enter,
@@ -98,15 +98,6 @@ fn check_url(url: &Url, allow_insecure: bool) -> Result<()> {
             .hint("use https, or add --allow-insecure if the network can be trusted")),
         other => Err(Failure::usage(format!("{url} is no address of a service: the scheme is {other}"))
             .hint("write it as https://HOST or http://127.0.0.1:8642")),
-    }
-}
-
-fn is_loopback(url: &Url) -> bool {
-    match url.host() {
-        Some(Host::Domain(name)) => name == "localhost" || name.ends_with(".localhost"),
-        Some(Host::Ipv4(address)) => IpAddr::from(address).is_loopback(),
-        Some(Host::Ipv6(address)) => IpAddr::from(address).is_loopback(),
-        None => false,
     }
 }
 

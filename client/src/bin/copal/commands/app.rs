@@ -10,6 +10,7 @@ use serde::Serialize;
 use crate::{
     context::{Context, SelectedSites},
     failure::{Failure, Result, chain, one_line},
+    human::count,
     table::{Table, cell, maybe},
 };
 
@@ -108,7 +109,7 @@ pub(super) async fn push(client: &Client, folder: &SiteDir, site_id: SiteId) -> 
             client.delete_app(known.id).await?;
             (Change::Removed, None)
         } else {
-            (Change::Gone, Some(format!("kept, since {jobs} Jobs are of it; new ones would fail")))
+            (Change::Gone, Some(format!("kept for the sake of {}; new ones would fail", count(jobs, "Job"))))
         };
         synced.push(Synced { app: known.name.clone(), change, note });
     }

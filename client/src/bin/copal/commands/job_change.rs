@@ -12,6 +12,7 @@ use crate::{
     args::job::{Change, Modify},
     context::Context,
     failure::{Failure, Result},
+    human::count,
     prompt,
     selection::{Counts, Jobs, none_match, summary, total},
 };
@@ -35,9 +36,12 @@ pub(super) async fn cancel(context: Context, change: &Change) -> Result<()> {
     }
     context.out.talk(&match done {
         Cancelled { cancelled: 0, stopping: 0 } => "Nothing to cancel: all are at an end.".into(),
-        Cancelled { cancelled, stopping: 0 } => format!("Cancelled {cancelled} Jobs."),
+        Cancelled { cancelled, stopping: 0 } => format!("Cancelled {}.", count(cancelled, "Job")),
         Cancelled { cancelled, stopping } => {
-            format!("Cancelled {cancelled} waiting Jobs; the launchers of {stopping} running ones stop them.")
+            format!(
+                "Cancelled {} that waited; the launchers of {stopping} running ones stop them.",
+                count(cancelled, "Job")
+            )
         }
     });
     Ok(())
@@ -56,7 +60,7 @@ pub(super) async fn rm(context: Context, change: &Change) -> Result<()> {
     if context.out.is_json() {
         return context.out.json(&json!({"deleted": deleted, "left": left}));
     }
-    context.out.talk(&format!("Deleted {deleted} Jobs."));
+    context.out.talk(&format!("Deleted {}.", count(deleted, "Job")));
     if left > 0 {
         context
             .out
@@ -87,7 +91,7 @@ pub(super) async fn modify(context: Context, modify: &Modify) -> Result<()> {
     if context.out.is_json() {
         return context.out.json(&json!({"changed": changed}));
     }
-    context.out.talk(&format!("Changed {changed} Jobs."));
+    context.out.talk(&format!("Changed {}.", count(changed, "Job")));
     Ok(())
 }
 

@@ -13,7 +13,7 @@ use crate::{
     context::Context,
     failure::{Failure, Result, TIMED_OUT, chain},
     follow::{End, follow},
-    human::Clock,
+    human::{Clock, count},
     ids::Shortest,
     output::{is_interactive, terminal_width},
     selection::{Counts, Jobs, summary, total},
@@ -32,8 +32,8 @@ pub(super) async fn wait(context: Context, selection: &Selection, timeout: Optio
     let counts = match end? {
         End::Settled(counts) => counts,
         End::TimedOut(counts) => {
-            let open: i64 = counts.iter().filter(|(state, _)| !state.is_terminal()).map(|(_, count)| count).sum();
-            let text = format!("{open} of {} Jobs were not finished in time: {}", total(&counts), summary(&counts));
+            let open: i64 = counts.iter().filter(|(state, _)| !state.is_terminal()).map(|(_, jobs)| jobs).sum();
+            let text = format!("{open} of {} not finished in time: {}", count(total(&counts), "Job"), summary(&counts));
             return Err(Failure::new(text).exit(TIMED_OUT).hint("run the command again to go on waiting"));
         }
     };
@@ -42,7 +42,10 @@ pub(super) async fn wait(context: Context, selection: &Selection, timeout: Optio
     }
     match counts.get(&JobState::Failed).copied().unwrap_or(0) {
         0 => {
-            context.out.talk(&format!("All {} Jobs are finished.", total(&counts)));
+            context.out.talk(&match total(&counts) {
+                1 => "The Job is finished.".into(),
+                all => format!("All {all} Jobs are finished."),
+            });
             Ok(())
         }
         failed => Err(failed_jobs(&client, &jobs, failed, total(&counts)).await?),
@@ -63,7 +66,8 @@ async fn failed_jobs(client: &Client, jobs: &Jobs, failed: i64, all: i64) -> Res
     if failed > rows.len() as i64 {
         ids.push_str(", …");
     }
-    Ok(Failure::new(format!("{failed} of {all} Jobs failed: {ids}")).hint(format!("`copal job show {first}` says why")))
+    Ok(Failure::new(format!("{failed} of {} failed: {ids}", count(all, "Job")))
+        .hint(format!("`copal job show {first}` says why")))
 }
 
 pub(super) async fn watch(context: Context, selection: &Selection) -> Result<()> {

@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::{
     context::Context,
     failure::{Failure, Result},
-    human::{self, Clock},
+    human::{self, Clock, count},
     ids::Shortest,
     output::terminal_width,
     table::{Table, cell, job_state, maybe, pairs},
@@ -107,7 +107,6 @@ fn fields(job: &Job, place: &Place, clock: Clock) -> Table {
 
 /// A resource shape in one line.
 pub(super) fn shape(shape: &ResourceShape) -> String {
-    let count = |number: i32, one: &str| if number == 1 { format!("1 {one}") } else { format!("{number} {one}s") };
     let mut parts = vec![count(shape.num_nodes, "node"), format!("{} a node", count(shape.ranks_per_node, "rank"))];
     if shape.threads_per_rank != 1 {
         parts.push(format!("{} a rank", count(shape.threads_per_rank, "thread")));

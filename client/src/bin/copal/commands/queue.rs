@@ -10,7 +10,7 @@ use crate::{
     args::queue::Submit,
     context::{Context, SelectedSites},
     failure::{Failure, Result},
-    human::Clock,
+    human::{Clock, count},
     table::{Table, batch_job_state, cell, maybe, pairs},
 };
 
@@ -25,8 +25,11 @@ pub(super) async fn submit(context: Context, submit: &Submit) -> Result<()> {
         return context.out.json(&batch_job);
     }
     context.out.talk(&format!(
-        "BatchJob {} asks for {} nodes for {} min at {}; `copal queue ls` shows how far it is.",
-        batch_job.id, batch_job.num_nodes, batch_job.wall_time_min, site.name
+        "BatchJob {} asks for {} for {} min at {}; `copal queue ls` shows how far it is.",
+        batch_job.id,
+        count(batch_job.num_nodes, "node"),
+        batch_job.wall_time_min,
+        site.name
     ));
     context.out.text(&format!("{}\n", batch_job.id))
 }

@@ -15,7 +15,7 @@ use crate::{
     args::site::Folder,
     context::Context,
     failure::{Failure, Result},
-    human::Clock,
+    human::{Clock, count},
     prompt,
     sites::is_active,
     table::{Table, cell},
@@ -163,7 +163,7 @@ pub(super) async fn rm(context: Context, selector: Option<&str>, yes: bool) -> R
     }
     let jobs = jobs_of(&client, site.id).await?;
     prompt::confirm_change(
-        &format!("Delete the Site {} ({}) with {jobs} Jobs from the service?", site.name, site.id),
+        &format!("Delete the Site {} ({}) with {} from the service?", site.name, site.id, count(jobs, "Job")),
         yes,
     )?;
     client.delete_site(site.id).await?;

@@ -1,7 +1,7 @@
 //! `copal site init`: a folder made from a platform's templates, and the Site's entry at the service.
 
 use std::{
-    env, fs,
+    fs,
     path::{Path, PathBuf},
 };
 
@@ -102,7 +102,7 @@ fn absolute(path: &Path) -> Result<PathBuf> {
     if path.as_os_str().is_empty() {
         return Err(Failure::usage("the folder has no name"));
     }
-    let path = env::current_dir()?.join(path);
+    let path = std::path::absolute(path)?;
     match path.to_str() {
         Some(_) => Ok(path),
         None => Err(Failure::usage(format!("the path {} is not UTF-8", path.display())).hint("choose another folder")),
