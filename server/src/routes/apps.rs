@@ -113,7 +113,7 @@ fn checked_create(mut app: AppCreate) -> ApiResult<AppCreate> {
     let mut errors = Vec::new();
     check_name(&app.name, &mut errors);
     check_class(&app.serialized_class, &mut errors);
-    check_parameters(&mut app.parameters, &mut errors);
+    check_parameters(&mut app.parameters, app.command.is_some(), &mut errors);
     check_transfers(&mut app.transfers, &mut errors);
     check::finish(app, errors)
 }
@@ -127,7 +127,7 @@ fn checked_patch(mut patch: AppPatch) -> ApiResult<AppPatch> {
         check_class(class, &mut errors);
     }
     if let Some(parameters) = &mut patch.parameters {
-        check_parameters(parameters, &mut errors);
+        check_parameters(parameters, matches!(patch.command, Some(Some(_))), &mut errors);
     }
     if let Some(transfers) = &mut patch.transfers {
         check_transfers(transfers, &mut errors);
@@ -150,10 +150,12 @@ fn check_class(class: &str, errors: &mut Vec<FieldError>) {
     }
 }
 
-/// Also gives required parameters the null default that they are shown with.
-fn check_parameters(parameters: &mut BTreeMap<String, AppParameter>, errors: &mut Vec<FieldError>) {
+/// Also gives required parameters the null default that they are shown with. An App from a Site's file
+/// (it has a command) may have an optional parameter whose default is the empty text.
+fn check_parameters(parameters: &mut BTreeMap<String, AppParameter>, from_file: bool, errors: &mut Vec<FieldError>) {
     for (name, parameter) in parameters {
         match check_parameter(name, parameter) {
+            Err(_) if from_file && !parameter.required && parameter.default.is_some() => {}
             Ok(()) if parameter.required => parameter.default = None,
             Ok(()) => {}
             Err(msg) => errors.push(check::error(&["parameters", name], msg)),
