@@ -1,0 +1,121 @@
+//! `/apps/` (contract, section 4).
+
+use copal_tests::{World, id, world::with};
+use serde_json::{Value, json};
+
+#[tokio::test]
+async fn an_app_reads_back_as_it_was_made() {
+    let world = World::new().await;
+    let class: String = (0..200_000).map(|index| char::from(b'A' + (index % 26) as u8)).collect();
+    let app = json!({
+        "site_id": world.site, "name": "Hello", "serialized_class": class, "source_code": "class Hello:\n\tpass",
+        "description": "Say hello.",
+        "parameters": {"name": {"required": true}, "greeting": {"required": false, "default": "Hello", "help": "word"}},
+        "transfers": {"input": {"required": true, "direction": "in", "local_path": "in/./put.dat"}}
+    });
+    let created = world.user.post("/apps/", &app).await.created();
+    assert_eq!(created["serialized_class"], app["serialized_class"]);
+    assert_eq!(created["source_code"], app["source_code"]);
+    assert_eq!(
+        created["parameters"],
+        json!({"name": {"required": true, "default": null, "help": ""},
+            "greeting": {"required": false, "default": "Hello", "help": "word"}})
+    );
+    assert_eq!(
+        created["transfers"],
+        json!({"input": {"required": true, "direction": "in", "local_path": "in/put.dat", "description": "",
+            "recursive": false}})
+    );
+    assert_eq!(world.user.get(&format!("/apps/{}", id(&created))).await.ok(), created);
+}
+
+#[tokio::test]
+async fn names_are_unique_at_a_site() {
+    let world = World::new().await;
+    let user = &world.user;
+    let other_site = user.site("other").await;
+    let again = json!({"site_id": world.site, "name": "Simulate", "serialized_class": "", "source_code": ""});
+    user.post("/apps/", &again).await.refused(400);
+    let moved = user.app(other_site, "Simulate", &json!({})).await;
+    user.put(&format!("/apps/{}", world.plain), &json!({"name": "Simulate", "description": "x"})).await.refused(400);
+    let kept = user.get(&format!("/apps/{}", world.plain)).await.ok();
+    assert_eq!((kept["name"].as_str(), kept["description"].as_str()), (Some("Plain"), Some("")));
+    user.put(&format!("/apps/{moved}"), &json!({"site_id": world.site})).await.refused(400);
+}
+
+#[tokio::test]
+async fn an_update_is_partial_and_may_move_the_app() {
+    let world = World::new().await;
+    let user = &world.user;
+    let other_site = user.site("other").await;
+    let path = format!("/apps/{}", world.app);
+    let updated = user.put(&path, &json!({"description": "new", "unknown": 1})).await.ok();
+    assert_eq!((updated["description"].as_str(), updated["name"].as_str()), (Some("new"), Some("Simulate")));
+    let moved = user.put(&path, &json!({"site_id": other_site})).await.ok();
+    assert_eq!(moved["site_id"], other_site);
+    user.put(&path, &json!({"site_id": 999_999})).await.refused(404);
+    assert_eq!(user.get(&path).await.ok(), moved);
+    user.put("/apps/999999", &json!({"description": "x"})).await.refused(404);
+}
+
+#[tokio::test]
+async fn filters_narrow_the_list() {
+    let world = World::new().await;
+    let user = &world.user;
+    let other_site = user.site("other").await;
+    let other = user.app(other_site, "Simulate", &json!({})).await;
+    assert_eq!(user.ids("/apps/").await, [world.app, world.plain, other]);
+    assert_eq!(user.ids("/apps?name=Simulate").await, [world.app, other]);
+    assert_eq!(user.ids(&format!("/apps/?site_id={other_site}")).await, [other]);
+    assert_eq!(user.ids(&format!("/apps/?site_id={other_site}&site_id={}", world.site)).await.len(), 3);
+    assert_eq!(user.ids(&format!("/apps/?id={}&id={other}", world.plain)).await, [world.plain, other]);
+    assert_eq!(user.ids("/apps/?site_name=other").await, [other]);
+    assert_eq!(user.ids("/apps/?site_path=me/oth").await, [other]);
+    assert_eq!(user.ids("/apps/?site_name=other&name=Plain").await, [0; 0]);
+}
+
+#[tokio::test]
+async fn bad_apps_are_refused_with_the_field() {
+    let world = World::new().await;
+    let parameter = |fields: Value| json!({"parameters": {"seed": fields}});
+    let slot = |fields: Value| json!({"transfers": {"input": fields}});
+    for (fields, field) in [
+        (json!({"name": "not an identifier"}), "name"),
+        (json!({"name": "1st"}), "name"),
+        (json!({"name": ""}), "name"),
+        (json!({"serialized_class": null}), "serialized_class"),
+        (json!({"serialized_class": "x".repeat(262_145)}), "serialized_class"),
+        (json!({"source_code": {}}), "source_code"),
+        (parameter(json!({"required": true, "default": "1"})), "seed"),
+        (parameter(json!({"required": false})), "seed"),
+        (parameter(json!({"required": false, "default": ""})), "seed"),
+        (parameter(json!({"required": false, "default": null})), "seed"),
+        (parameter(json!({"default": "1"})), "seed"),
+        (parameter(json!({"required": "perhaps"})), "seed"),
+        (slot(json!({"required": true, "direction": "in", "local_path": "/abs"})), "input"),
+        (slot(json!({"required": true, "direction": "in", "local_path": "../up"})), "input"),
+        (slot(json!({"required": true, "direction": "sideways", "local_path": "x"})), "input"),
+    ] {
+        let app = json!({"site_id": world.site, "name": "Hello", "serialized_class": "", "source_code": ""});
+        let answer = world.user.post("/apps/", &with(app, &fields)).await;
+        assert_eq!(answer.status, 422, "{fields}: {}", answer.body);
+        answer.invalid(field);
+    }
+    let app = json!({"site_id": 999_999, "name": "Hello", "serialized_class": "", "source_code": ""});
+    world.user.post("/apps/", &app).await.refused(404);
+    world.user.post("/apps/", &json!({"site_id": world.site, "name": "Hello"})).await.refused(422);
+    assert_eq!(world.user.count("/apps/").await, 2);
+}
+
+#[tokio::test]
+async fn a_deleted_app_takes_its_jobs_along() {
+    let world = World::new().await;
+    let gone = id(&world.job(&json!({})).await);
+    let kept = id(&world.plain_job(&json!({})).await);
+    world.user.delete(&format!("/apps/{}", world.app)).await.deleted();
+    world.user.get(&format!("/apps/{}", world.app)).await.refused(404);
+    world.user.get(&format!("/jobs/{gone}")).await.refused(404);
+    assert_eq!(world.user.ids("/jobs/").await, [kept]);
+    assert_eq!(world.user.list(&format!("/events/?job_id={gone}")).await, [json!(null); 0]);
+    world.user.delete(&format!("/apps/{}", world.app)).await.refused(404);
+}

@@ -1,0 +1,24 @@
+//! The REST contract, one module a resource. Each test has a service and a database of its own.
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
+mod acquire;
+mod apps;
+mod auth;
+mod bad_input;
+mod batch_jobs;
+mod cancel;
+mod dependencies;
+mod events;
+mod job_filters;
+mod job_states;
+mod jobs;
+mod lifecycle;
+mod pitfalls;
+mod replicas;
+mod sessions;
+mod sites;
+mod stream;
+mod tenancy;
+mod transfers;
+mod updates;
+mod wire;
