@@ -28,6 +28,9 @@ pub static MIGRATIONS: Migrator = sqlx::migrate!("../migrations");
 /// hold their own.
 const MAX_CONNECTIONS: u32 = 16;
 
+/// How long to wait for a connection, new or of the pool.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// How often a transaction that met another one is run again before the client hears of it.
 const MAX_TRIES: u32 = 6;
 
@@ -58,10 +61,15 @@ pub fn connect_options(url: &SecretString) -> anyhow::Result<PgConnectOptions> {
 pub async fn connect(url: &SecretString) -> anyhow::Result<PgPool> {
     let options = connect_options(url)?;
     let place = format!("{} (database {})", options.get_host(), options.get_database().unwrap_or_default());
+    let unreachable =
+        || format!("can't reach Postgres at {place}; check that it runs and that COPAL_DATABASE_URL is right");
+    // The pool would try again until its time is up, and then only say that it is.
+    let first = tokio::time::timeout(CONNECT_TIMEOUT, PgConnection::connect_with(&options));
+    first.await.with_context(unreachable)?.with_context(unreachable)?.close().await.with_context(unreachable)?;
     PgPoolOptions::new()
         .max_connections(MAX_CONNECTIONS)
         .min_connections(2)
-        .acquire_timeout(Duration::from_secs(10))
+        .acquire_timeout(CONNECT_TIMEOUT)
         .idle_timeout(Duration::from_secs(600))
         .max_lifetime(Duration::from_secs(3600))
         // A ping before each use costs a round trip a request; one after a pause finds the
@@ -77,9 +85,7 @@ pub async fn connect(url: &SecretString) -> anyhow::Result<PgPool> {
         })
         .connect_with(options)
         .await
-        .with_context(|| {
-            format!("can't reach Postgres at {place}; check that it runs and that COPAL_DATABASE_URL is right")
-        })
+        .with_context(unreachable)
 }
 
 /// Brings the schema up to date. Several processes may do it at once: one does, the others wait.

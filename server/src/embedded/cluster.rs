@@ -23,6 +23,8 @@ const SYSTEM_DIR: &str = "/var/lib/copal";
 const MAX_SOCKET_DIR_BYTES: usize = 107 - 14;
 /// `initdb` takes a second or two; a slow parallel file system takes longer.
 const INITDB_TIMEOUT: Duration = Duration::from_secs(300);
+/// Several test clusters may run side by side.
+const TEST_BUFFERS_MIB: u64 = 128;
 /// The log is started anew beyond this size.
 const MAX_LOG_BYTES: u64 = 16 << 20;
 /// How much of the log an error shows.
@@ -153,7 +155,7 @@ impl Cluster {
             ("unix_socket_permissions", "0700".into()),
             ("port", "5432".into()),
             ("max_connections", "200".into()),
-            ("shared_buffers", format!("{}MB", shared_buffers_mib())),
+            ("shared_buffers", format!("{}MB", if durable { shared_buffers_mib() } else { TEST_BUFFERS_MIB })),
             ("work_mem", "16MB".into()),
             ("maintenance_work_mem", "256MB".into()),
             ("effective_io_concurrency", "100".into()),

@@ -35,6 +35,10 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(60);
 /// Pause between two looks at a postmaster that starts, stops or is not our child: for none of
 /// these is there an event to wait for.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
+/// After a kill -9 of the postmaster its backends hold the shared memory for a moment longer, and
+/// the next one does not start: it is tried again for this long.
+const RETRY_TIMEOUT: Duration = Duration::from_secs(5);
+const RETRY_PAUSE: Duration = Duration::from_millis(200);
 /// Pause before a postmaster that died is started again.
 const RESTART_PAUSE: Duration = Duration::from_secs(1);
 
@@ -171,17 +175,22 @@ async fn bring_up(cluster: &Cluster) -> anyhow::Result<(Postmaster, PathBuf)> {
             }
             // It was on its way out.
         } else {
-            // Postgres refuses to start while the pid in the file belongs to any process, even
-            // one that has nothing to do with it.
             left.remove_stale()?;
         }
     }
     let socket_dir = cluster.make_socket_dir()?;
-    let mut postmaster = cluster.spawn_postmaster(&socket_dir)?;
-    if wait_until_ready(&mut postmaster, &socket_dir, deadline).await? {
-        return Ok((postmaster, socket_dir));
+    let patience = tokio::time::Instant::now() + RETRY_TIMEOUT;
+    loop {
+        let mut postmaster = cluster.spawn_postmaster(&socket_dir)?;
+        if wait_until_ready(&mut postmaster, &socket_dir, deadline).await? {
+            return Ok((postmaster, socket_dir));
+        }
+        if tokio::time::Instant::now() > patience {
+            let log = cluster.log().display();
+            bail!("the embedded Postgres did not start; the end of {log}:\n{}", cluster.log_tail());
+        }
+        tokio::time::sleep(RETRY_PAUSE).await;
     }
-    bail!("the embedded Postgres did not start; the end of {}:\n{}", cluster.log().display(), cluster.log_tail());
 }
 
 /// Waits until connections are served; false when the postmaster ended.

@@ -55,14 +55,18 @@ impl PidFile {
         let _ = kill(Pid::from_raw(self.pid), Signal::SIGINT);
     }
 
-    /// Removes the file of a postmaster that is gone.
+    /// Removes the lock files of a postmaster that is gone. Postgres itself takes them for good
+    /// while any process has the pid: one that got it later, or a zombie that nobody reaps.
     pub(super) fn remove_stale(&self) -> anyhow::Result<()> {
-        match fs::remove_file(&self.path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                Err(error).with_context(|| format!("can't remove the stale {}", self.path.display()))
+        for path in [&self.path, &self.socket_dir.join(".s.PGSQL.5432.lock")] {
+            match fs::remove_file(path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(error).with_context(|| format!("can't remove the stale {}", path.display()));
+                }
+                _ => {}
             }
-            _ => Ok(()),
         }
+        Ok(())
     }
 }
 
