@@ -175,6 +175,25 @@ impl From<io::Error> for Failure {
     }
 }
 
+impl From<clap::Error> for Failure {
+    /// A wrong command line: what clap says in its first paragraph, and its tip or the usage.
+    fn from(error: clap::Error) -> Self {
+        let text = error.render().to_string();
+        let mut paragraphs = text.split("\n\n").map(|paragraph| {
+            paragraph.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ")
+        });
+        let message = paragraphs.next().unwrap_or_default();
+        let message = message.strip_prefix("error: ").unwrap_or(&message).to_owned();
+        let rest: Vec<String> = paragraphs.collect();
+        let hint = rest
+            .iter()
+            .find_map(|line| line.strip_prefix("tip: "))
+            .or_else(|| rest.iter().find_map(|line| line.strip_prefix("Usage: ")))
+            .unwrap_or("--help says more");
+        Self::usage(message).hint(hint)
+    }
+}
+
 impl From<dialoguer::Error> for Failure {
     fn from(error: dialoguer::Error) -> Self {
         Self::new(format!("no answer: {error}"))
@@ -226,6 +245,43 @@ mod tests {
         error: not logged in: there is no /h/client.yml
         hint: run `copal login`, or `copal register` for a new account
         ");
+    }
+
+    #[test]
+    fn a_wrong_command_line_takes_two_lines() {
+        use clap::Parser;
+        let lines = |line: &str| {
+            let words = crate::argv::rewrite(line.split(' ').map(Into::into));
+            Failure::from(crate::args::Cli::try_parse_from(words).unwrap_err()).lines()
+        };
+        insta::assert_snapshot!(lines("copal job create -a X"), @r"
+        error: the following required arguments were not provided: --workdir <FOLDER>
+        hint: copal job create --app <APP> --workdir <FOLDER>
+        ");
+        insta::assert_snapshot!(lines("copal job crate"), @r"
+        error: unrecognized subcommand 'crate'
+        hint: some similar subcommands exist: 'cancel', 'create'
+        ");
+        insta::assert_snapshot!(lines("copal job ls --stat FAILED"), @r"
+        error: unexpected argument '--stat' found
+        hint: a similar argument exists: '--state'
+        ");
+        insta::assert_snapshot!(lines("copal job ls --state FALED"), @r#"
+        error: invalid value 'FALED' for '--state <STATE>': "FALED" is not a job state; the states are CREATED AWAITING_PARENTS READY STAGED_IN PREPROCESSED RUNNING RUN_DONE RUN_ERROR RUN_TIMEOUT RESTART_READY POSTPROCESSED STAGED_OUT JOB_FINISHED FAILED
+        hint: --help says more
+        "#);
+        insta::assert_snapshot!(lines("copal job create -a X -w y -p name"), @r#"
+        error: invalid value 'name' for '--param <NAME=VALUE>': "name" is not KEY=VALUE
+        hint: --help says more
+        "#);
+        insta::assert_snapshot!(lines("copal queue submit -n 0 -t 5 -j mpi"), @r"
+        error: invalid value '0' for '--num-nodes <NODES>': 0 is not in 1..=2147483647
+        hint: --help says more
+        ");
+        insta::assert_snapshot!(lines("copal queue submit -n 1 -t 5 -p gpu:1"), @r#"
+        error: invalid value 'gpu:1' for '--part <MODE:NODES[:KEY=VALUE]...>': "gpu" is not a job mode; use mpi or serial
+        hint: --help says more
+        "#);
     }
 
     #[test]

@@ -17,12 +17,20 @@ mod table;
 
 use std::{env, process::ExitCode};
 
-use clap::Parser;
+use clap::{Parser, error::ErrorKind};
 
 use crate::{args::Cli, context::Context, failure::Failure, human::Clock, output::Output};
 
 fn main() -> ExitCode {
-    let cli = Cli::parse_from(argv::rewrite(env::args_os()));
+    let cli = match Cli::try_parse_from(argv::rewrite(env::args_os())) {
+        Ok(cli) => cli,
+        Err(error) if is_help(&error) => error.exit(),
+        Err(error) => {
+            let failure = Failure::from(error);
+            Output::default().failure(&failure);
+            return ExitCode::from(failure.exit_code());
+        }
+    };
     let context = Context { out: Output::new(cli.output), clock: Clock::here() };
     let outcome = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -38,4 +46,12 @@ fn main() -> ExitCode {
             ExitCode::from(failure.exit_code())
         }
     }
+}
+
+/// Whether clap's answer is help that was asked for, or the help of a command that is not complete.
+fn is_help(error: &clap::Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+    )
 }

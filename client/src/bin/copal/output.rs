@@ -25,7 +25,7 @@ pub(crate) enum Format {
 }
 
 /// The two streams.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Output {
     format: Format,
 }
@@ -99,8 +99,12 @@ pub(crate) fn terminal_width() -> Option<u16> {
         return None;
     }
     let told = env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok()).filter(|columns| *columns > 0);
-    told.or_else(|| comfy_table::Table::new().width())
+    // A terminal that does not know its size says 0.
+    told.or_else(|| comfy_table::Table::new().width()).filter(|columns| *columns >= LEAST_WIDTH)
 }
+
+/// Columns below which wrapping makes a table unreadable.
+const LEAST_WIDTH: u16 = 20;
 
 /// Fields of wire types that the service writes as UTC without a zone, as Balsam's clients want it.
 const NAIVE_TIMES: &[&str] =

@@ -2,7 +2,7 @@
 
 use copal_schemas::JobState;
 
-use super::key_value;
+use super::{job_state, key_value};
 use crate::ids::IdList;
 
 /// What to do with events.
@@ -37,10 +37,10 @@ pub(crate) struct List {
     #[arg(long = "data", value_name = "KEY=VALUE", value_parser = key_value)]
     pub(crate) data: Vec<(String, String)>,
     /// From this state.
-    #[arg(long = "from-state", visible_alias = "from", value_name = "STATE")]
+    #[arg(long = "from-state", visible_alias = "from", value_name = "STATE", value_parser = job_state)]
     pub(crate) from_state: Option<JobState>,
     /// To this state.
-    #[arg(long = "to-state", visible_alias = "to", value_name = "STATE")]
+    #[arg(long = "to-state", visible_alias = "to", value_name = "STATE", value_parser = job_state)]
     pub(crate) to_state: Option<JobState>,
     /// At this time or later: 2h (ago), 13:05, 2026-11-30T13:05.
     #[arg(long, value_name = "TIME")]

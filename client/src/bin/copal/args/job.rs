@@ -2,7 +2,7 @@
 
 use copal_schemas::JobState;
 
-use super::{SiteOption, Yes, key_value};
+use super::{SiteOption, Yes, job_state, key_value};
 use crate::{array::ArraySpec, ids::IdList};
 
 /// What to do with Jobs.
@@ -146,10 +146,10 @@ pub(crate) struct Selection {
     #[arg(long = "id", value_name = "IDS")]
     pub(crate) ids: Vec<IdList>,
     /// In these states, with commas or repeated. Example: --state FAILED,RUN_ERROR
-    #[arg(short = 's', long = "state", value_name = "STATE", value_delimiter = ',')]
+    #[arg(short = 's', long = "state", value_name = "STATE", value_parser = job_state, value_delimiter = ',')]
     pub(crate) states: Vec<JobState>,
     /// In none of these states. Balsam's -ns.
-    #[arg(long = "exclude-state", value_name = "STATE", value_delimiter = ',')]
+    #[arg(long = "exclude-state", value_name = "STATE", value_parser = job_state, value_delimiter = ',')]
     pub(crate) exclude_states: Vec<JobState>,
     /// With these tags. Example: --tag system=H2O
     #[arg(short = 't', long = "tag", value_name = "KEY=VALUE", value_parser = key_value)]
@@ -211,7 +211,7 @@ pub(crate) struct Modify {
     #[command(flatten)]
     pub(crate) change: Change,
     /// The state to set, off the usual way if need be. Example: --set-state RESTART_READY
-    #[arg(long, value_name = "STATE", help_heading = "Changes")]
+    #[arg(long, value_name = "STATE", value_parser = job_state, help_heading = "Changes")]
     pub(crate) set_state: Option<JobState>,
     /// Adds or changes a tag.
     #[arg(long = "set-tag", value_name = "KEY=VALUE", value_parser = key_value, help_heading = "Changes")]

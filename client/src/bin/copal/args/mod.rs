@@ -9,6 +9,7 @@ pub(crate) mod queue;
 pub(crate) mod site;
 
 use clap::{Parser, Subcommand};
+use copal_schemas::job_state::{JobState, UnknownState};
 
 use crate::output::Format;
 
@@ -112,6 +113,11 @@ pub(crate) fn key_value(text: &str) -> Result<(String, String), String> {
         Some((key, value)) if !key.trim().is_empty() => Ok((key.trim().into(), value.into())),
         _ => Err(format!("{text:?} is not KEY=VALUE")),
     }
+}
+
+/// Reads a Job's state, in any case.
+pub(crate) fn job_state(text: &str) -> Result<JobState, String> {
+    text.to_ascii_uppercase().parse().map_err(|error: UnknownState| error.to_string())
 }
 
 #[cfg(test)]
