@@ -1,0 +1,139 @@
+//! `copal-agent check`: everything about a Site that can be wrong before anything runs: settings,
+//! job template, Apps and their hooks. Changes nothing and asks nobody.
+
+use std::{io::Write, os::unix::fs::PermissionsExt, path::Path};
+
+use anyhow::{Context, bail};
+use copal_client::SiteDir;
+use copal_schemas::{
+    BatchJobId, SiteId, StringMap,
+    batch_job::{BatchJob, BatchJobState, JobMode},
+    settings::Settings,
+};
+
+use crate::{
+    agent::programs,
+    script::{JobTemplate, context::ScriptContext},
+};
+
+/// Checks a Site; writes what is right and what is wrong to `out`.
+///
+/// # Errors
+/// When something is wrong; the first mistake is in the error, all are in `out`.
+pub fn run(site: &SiteDir, out: &mut impl Write) -> anyhow::Result<()> {
+    let mut mistakes = Vec::new();
+    let settings = site.settings()?;
+    writeln!(out, "settings.yml is right")?;
+    match template(site, &settings) {
+        Ok(()) => writeln!(out, "{} is right", settings.scheduler.job_template_path)?,
+        Err(error) => mistakes.push(format!("{error:#}")),
+    }
+    let (apps, errors) = site.load_apps()?;
+    mistakes.extend(errors.into_iter().map(|error| format!("{:#}", anyhow::Error::from(error))));
+    for (name, app) in &apps {
+        let hooks = &app.spec().hooks;
+        let declared = [&hooks.preprocess, &hooks.postprocess, &hooks.handle_error, &hooks.handle_timeout];
+        let wrong: Vec<String> =
+            declared.into_iter().flatten().filter_map(|program| hook_mistake(site, program)).collect();
+        match wrong.is_empty() {
+            true => writeln!(out, "App {name} is right")?,
+            false => mistakes.extend(wrong.into_iter().map(|mistake| format!("App {name}: {mistake}"))),
+        }
+    }
+    for mistake in &mistakes {
+        writeln!(out, "wrong: {mistake}")?;
+    }
+    match mistakes.first() {
+        None => Ok(()),
+        Some(first) if mistakes.len() == 1 => bail!("{first}"),
+        Some(first) => bail!("{first} (and {} more)", mistakes.len() - 1),
+    }
+}
+
+/// Checks the job template and renders it for a made-up BatchJob.
+fn template(site: &SiteDir, settings: &Settings) -> anyhow::Result<()> {
+    let path = site.root().join(&settings.scheduler.job_template_path);
+    let names: Vec<&str> = settings.scheduler.optional_batch_job_params.keys().map(String::as_str).collect();
+    let template = JobTemplate::load(&path, &names)?;
+    let plain = BatchJob {
+        num_nodes: 2,
+        wall_time_min: 70,
+        job_mode: JobMode::Mpi,
+        optional_params: StringMap::new(),
+        filter_tags: StringMap::new(),
+        partitions: None,
+        id: BatchJobId(1),
+        site_id: SiteId(1),
+        scheduler_id: None,
+        project: "project".into(),
+        queue: "queue".into(),
+        state: BatchJobState::PendingSubmission,
+        status_info: StringMap::new(),
+        start_time: None,
+        end_time: None,
+    };
+    let tags: StringMap = [("system".into(), "H2O".into())].into();
+    let partitions = "mpi:1:role=leader".parse().ok().zip("serial:1".parse().ok()).map(|(a, b)| vec![a, b]);
+    let full = BatchJob { filter_tags: tags, partitions, ..plain.clone() };
+    for batch_job in [plain, full] {
+        let context = ScriptContext::new(site, settings, &programs()?, &batch_job, "check");
+        template.render(&context)?;
+    }
+    Ok(())
+}
+
+fn hook_mistake(site: &SiteDir, program: &str) -> Option<String> {
+    if !program.contains('/') {
+        return None;
+    }
+    let path = site.apps().join(program);
+    match executable(&path) {
+        Ok(true) => None,
+        Ok(false) => Some(format!("the hook {} is not executable; run chmod +x on it", path.display())),
+        Err(error) => Some(format!("{error:#}")),
+    }
+}
+
+fn executable(path: &Path) -> anyhow::Result<bool> {
+    let meta = std::fs::metadata(path).with_context(|| format!("the hook {} can't be read", path.display()))?;
+    Ok(meta.is_file() && meta.permissions().mode() & 0o111 != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use copal_client::platforms::platform;
+
+    use super::*;
+
+    #[test]
+    fn every_mistake_is_listed_with_its_place() {
+        let folder = tempfile::tempdir().unwrap();
+        let site = SiteDir::new(folder.path());
+        site.create_folders().unwrap();
+        let local = platform("local").unwrap();
+        fs::write(site.settings_path(), local.settings_for(SiteId(3))).unwrap();
+        fs::write(site.root().join("job-template.sh"), local.job_template).unwrap();
+        fs::write(site.apps().join("Hello.yml"), "name: Hello\ncommand: echo\n").unwrap();
+        let check = || {
+            let mut out = Vec::new();
+            (run(&site, &mut out), String::from_utf8(out).unwrap())
+        };
+        let (outcome, text) = check();
+        outcome.unwrap();
+        assert_eq!(text, "settings.yml is right\njob-template.sh is right\nApp Hello is right\n");
+
+        fs::write(site.root().join("job-template.sh"), "#!/bin/sh\n{{num_node}}\n").unwrap();
+        fs::write(site.apps().join("Hello.yml"), "name: Hello\ncommand: echo\nhooks: {preprocess: ./none.sh}\n")
+            .unwrap();
+        fs::write(site.apps().join("Bad.yml"), "name: Bad\ncomand: echo\n").unwrap();
+        let (outcome, text) = check();
+        let error = outcome.unwrap_err().to_string();
+        assert!(
+            error.contains("job-template.sh:2: unknown variable \"num_node\"") && error.ends_with("(and 2 more)"),
+            "{error}"
+        );
+        assert!(text.contains("none.sh can't be read") && text.contains("comand"), "{text}");
+    }
+}

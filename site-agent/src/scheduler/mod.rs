@@ -1,0 +1,193 @@
+//! The Site's scheduler, in Copal's words: one trait, one file for each kind. An adapter submits,
+//! looks and cancels; it knows neither the service nor the states of BatchJobs. What follows from
+//! what it says is `tasks/queue_sync.rs`.
+
+pub mod command;
+pub mod local;
+pub mod local_run;
+
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use copal_client::SiteDir;
+use copal_schemas::{
+    Timestamp,
+    batch_job::SchedulerId,
+    resources::NodeShape,
+    settings::{SchedulerKind, Settings},
+};
+use futures_util::future::BoxFuture;
+use serde::{Deserialize, Serialize};
+use tokio::sync::Notify;
+
+use crate::records::RecordError;
+
+/// What is submitted.
+#[derive(Clone, Debug)]
+pub struct SubmitSpec {
+    /// The BatchJob's key: the scheduler's job has this name, by which it is found again.
+    pub key: String,
+    /// Nodes.
+    pub num_nodes: u32,
+    /// Minutes.
+    pub wall_time_min: u32,
+    /// The rendered script.
+    pub script: PathBuf,
+    /// Where its output goes.
+    pub output: PathBuf,
+}
+
+/// A job of the scheduler that the agent asks about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tracked {
+    /// The BatchJob's key.
+    pub key: String,
+    /// The scheduler's id.
+    pub id: SchedulerId,
+}
+
+/// What the scheduler says of one job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Status {
+    /// It waits; why, in the scheduler's words.
+    Queued {
+        /// Why it does not run yet.
+        reason: Option<String>,
+    },
+    /// It has its nodes.
+    Running {
+        /// Since when.
+        start: Option<Timestamp>,
+    },
+    /// There is evidence that it is over.
+    Ended(Ending),
+    /// The scheduler answered, and the job was not in its answer. No evidence by itself: an answer may be cut short.
+    Absent,
+}
+
+/// How a job of the scheduler ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ending {
+    /// When it got its nodes; `None` when it never did.
+    #[serde(with = "copal_schemas::time::naive_option")]
+    pub start: Option<Timestamp>,
+    /// When it ended.
+    #[serde(with = "copal_schemas::time::naive_option")]
+    pub end: Option<Timestamp>,
+    /// Why.
+    pub reason: EndReason,
+    /// The script's exit code.
+    pub exit_code: Option<i32>,
+    /// The signal that ended the script, by name.
+    pub signal: Option<String>,
+}
+
+/// Why a job of the scheduler ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EndReason {
+    /// Its script ended with exit code 0.
+    Completed,
+    /// Its script ended otherwise.
+    Failed,
+    /// Its walltime was over.
+    TimeLimit,
+    /// Somebody cancelled it.
+    Cancelled,
+    /// A node failed.
+    NodeFailure,
+    /// A more urgent job got its nodes.
+    Preempted,
+    /// It used more memory than it may.
+    OutOfMemory,
+    /// It is gone and nobody knows how.
+    Lost,
+}
+
+impl fmt::Display for EndReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Completed => "completed",
+            Self::Failed => "failed",
+            Self::TimeLimit => "time limit",
+            Self::Cancelled => "cancelled",
+            Self::NodeFailure => "node failure",
+            Self::Preempted => "preempted",
+            Self::OutOfMemory => "out of memory",
+            Self::Lost => "lost",
+        })
+    }
+}
+
+/// A question to the scheduler that got no answer. It says nothing about any job.
+#[derive(Debug, thiserror::Error)]
+pub enum SchedulerError {
+    /// A command of the scheduler failed.
+    #[error(transparent)]
+    Command(#[from] command::CommandError),
+    /// The answer is not what the command prints.
+    #[error("the answer of {command} is not understood: {text}")]
+    Answer {
+        /// The command.
+        command: String,
+        /// What it printed.
+        text: String,
+    },
+    /// A file of the `local` scheduler.
+    #[error(transparent)]
+    File(#[from] RecordError),
+}
+
+/// A submission that did not succeed.
+#[derive(Debug, thiserror::Error)]
+pub enum SubmitError {
+    /// The scheduler said no; trying again would give the same.
+    #[error("{0}")]
+    Refused(String),
+    /// Nobody knows whether the scheduler has it. It must be looked for before it is submitted again.
+    #[error("the scheduler's answer to the submission is not known")]
+    Unsure(#[source] SchedulerError),
+}
+
+/// A scheduler.
+pub trait Scheduler: Send + Sync {
+    /// Submits a script; gives the scheduler's id.
+    fn submit<'a>(&'a self, spec: &'a SubmitSpec) -> BoxFuture<'a, Result<SchedulerId, SubmitError>>;
+
+    /// The job with this name, waiting, running or just ended; `None` when the scheduler answered and has none.
+    fn find<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Option<SchedulerId>, SchedulerError>>;
+
+    /// What there is to say about each of these jobs, in their order. One question for all of them.
+    fn statuses<'a>(&'a self, jobs: &'a [Tracked]) -> BoxFuture<'a, Result<Vec<Status>, SchedulerError>>;
+
+    /// Cancels jobs: the script gets SIGTERM and some time. One that has ended already is no error.
+    fn cancel<'a>(&'a self, jobs: &'a [Tracked]) -> BoxFuture<'a, Result<(), SchedulerError>>;
+
+    /// Woken when a job's status changed, where the adapter can know by itself.
+    fn changed(&self) -> &Notify;
+}
+
+/// The scheduler that the settings name. `programs` is the folder of Copal's programs.
+///
+/// # Errors
+/// When this version has no adapter for it, or the adapter's files can't be read.
+pub fn open(site: &SiteDir, settings: &Settings, programs: &Path) -> anyhow::Result<Arc<dyn Scheduler>> {
+    match settings.scheduler.kind {
+        SchedulerKind::Local => Ok(Arc::new(local::LocalScheduler::open(site, settings, programs)?)),
+        other => anyhow::bail!(
+            "{}: scheduler.kind: this version has no adapter for {other:?}; use local",
+            site.settings_path().display()
+        ),
+    }
+}
+
+/// What one node of the Site has, where all are alike and this can be known.
+pub async fn node_shape(settings: &Settings) -> Option<NodeShape> {
+    match settings.scheduler.kind {
+        SchedulerKind::Local => local::node_shape(&settings.launcher).await,
+        _ => None,
+    }
+}

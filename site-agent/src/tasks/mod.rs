@@ -1,0 +1,116 @@
+//! The agent's services, one file each, and the loop that most of them share: a pass that looks at
+//! everything and may be repeated at will, run when woken and by its period as the fallback.
+
+pub mod hooks;
+pub mod queue_sync;
+pub mod site_refresh;
+pub mod spool;
+pub mod wake;
+
+use std::{future::Future, path::PathBuf, sync::Arc, time::Duration};
+
+use copal_client::SiteDir;
+use copal_schemas::site::Site;
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    api::{Api, Backoff},
+    settings::SettingsFile,
+    status::StatusBoard,
+};
+
+/// The longest wait after a failed pass.
+pub const MAX_BACKOFF: Duration = Duration::from_secs(30);
+/// The least time between two passes, however often they are woken.
+const MIN_PAUSE: Duration = Duration::from_millis(50);
+
+/// What every service works with. Cheap to clone.
+#[derive(Clone)]
+pub struct Context {
+    /// The Site's folder.
+    pub dir: SiteDir,
+    /// The Site, as the service knew it when the agent started.
+    pub site: Arc<Site>,
+    /// Its settings.
+    pub settings: Arc<SettingsFile>,
+    /// The way to the service.
+    pub api: Arc<Api>,
+    /// The folder of Copal's programs.
+    pub programs: Arc<PathBuf>,
+    /// Where services show how they fare.
+    pub board: StatusBoard,
+    /// What wakes them.
+    pub wakes: Arc<Wakes>,
+    /// Who delivers launchers' reports.
+    pub spool: Arc<spool::Deliverer>,
+    /// When they must end.
+    pub stop: CancellationToken,
+}
+
+/// One bell for each service that something can wake.
+#[derive(Default)]
+pub struct Wakes {
+    /// A BatchJob was made or changed.
+    pub scheduler: Notify,
+    /// Hooks may have something to do that no long poll would tell.
+    pub hooks: Notify,
+    /// The Site's record must be told again.
+    pub site: Notify,
+    /// A launcher may have left reports.
+    pub spool: Notify,
+}
+
+impl Wakes {
+    /// Wakes everybody.
+    pub fn all(&self) {
+        for bell in [&self.scheduler, &self.hooks, &self.site, &self.spool] {
+            bell.notify_one();
+        }
+    }
+}
+
+/// A service that works in passes.
+pub trait Passes: Send {
+    /// Its name on the board.
+    const NAME: &'static str;
+
+    /// Looks at everything and does what is to do. Gives a word about it for people, and how long to wait
+    /// until the next pass when nothing rings.
+    fn pass(&mut self) -> impl Future<Output = anyhow::Result<(String, Duration)>> + Send;
+
+    /// Waits for a reason to run a pass now; one that came since the last wait counts.
+    fn rung(&self) -> impl Future<Output = ()> + Send;
+}
+
+/// Runs passes until the agent stops. A failed pass is shown on the board and tried again, for ever, with
+/// growing waits. A pass that has begun is finished.
+pub async fn run_passes<P: Passes>(context: &Context, mut service: P) {
+    let mut backoff = Backoff::new(MAX_BACKOFF);
+    while !context.stop.is_cancelled() {
+        let wait = match service.pass().await {
+            Ok((detail, period)) => {
+                backoff.reset();
+                context.board.success(P::NAME, detail);
+                period
+            }
+            Err(error) => {
+                context.board.failure(P::NAME, &describe(context, &error));
+                backoff.next_wait()
+            }
+        };
+        tokio::select! {
+            () = context.stop.cancelled() => {}
+            () = service.rung() => tokio::time::sleep(MIN_PAUSE).await,
+            () = tokio::time::sleep(wait) => {}
+        }
+    }
+}
+
+/// An error with its causes in one line, and the remedy where the user has one.
+pub fn describe(context: &Context, error: &anyhow::Error) -> String {
+    match error.downcast_ref::<copal_client::ClientError>() {
+        Some(error) => context.api.explain(error),
+        None => format!("{error:#}"),
+    }
+}

@@ -1,0 +1,457 @@
+//! Keeps the scheduler and the service's BatchJobs in step. A pass reads what both say, submits
+//! what waits, cancels what its owner wants gone and reports what changed.
+//!
+//! The truth about a BatchJob is alive, ended or unknown. A scheduler that does not answer says
+//! nothing: then nothing is marked finished and nothing is submitted. Ended needs evidence: the scheduler's
+//! history, the launcher's own exit record, or an absence that lasts.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use anyhow::Context as _;
+use chrono::Utc;
+use copal_client::ClientError;
+use copal_schemas::{
+    BatchJobId, StringMap, Timestamp,
+    batch_job::{BatchJob, BatchJobPatch, BatchJobState, SchedulerId},
+    problem::ErrorCode,
+    settings::{SchedulerSettings, Settings},
+};
+
+use super::{Context, Passes, run_passes};
+use crate::{
+    ledger::{Ledger, Submission},
+    policy,
+    scheduler::{self, EndReason, Ending, Scheduler, Status, SubmitError, SubmitSpec, Tracked},
+    script::{JobTemplate, context::ScriptContext},
+};
+
+/// How long a submission without an answer may still turn up at the scheduler before it counts as never made.
+const UNSURE_FOR: Duration = Duration::from_secs(60);
+/// An absence counts as the end after this many answers in a row without the job, over at least this time.
+const ABSENT_LOOKS: u32 = 3;
+const ABSENT_FOR: Duration = Duration::from_secs(120);
+/// A cancel is repeated after this time, in case it was lost.
+const CANCEL_AGAIN: Duration = Duration::from_secs(30);
+/// The most bytes of a script's output that are shown after a bad end.
+const MAX_TAIL: usize = 2_000;
+
+const OPEN_STATES: &[BatchJobState] =
+    &[BatchJobState::PendingSubmission, BatchJobState::Queued, BatchJobState::Running, BatchJobState::PendingDeletion];
+
+/// Runs until the agent stops.
+pub async fn run(context: Context) {
+    run_passes(&context, QueueSync::new(&context)).await;
+}
+
+struct QueueSync {
+    context: Context,
+    ledger: Ledger,
+    scheduler: Option<Arc<dyn Scheduler>>,
+    /// The settings that the scheduler was opened with.
+    opened_with: Option<SchedulerSettings>,
+    absences: HashMap<BatchJobId, Absence>,
+    cancelled: HashMap<BatchJobId, Instant>,
+}
+
+struct Absence {
+    since: Instant,
+    looks: u32,
+}
+
+/// A BatchJob and what the agent and the scheduler know of it.
+struct Case {
+    batch_job: BatchJob,
+    key: String,
+    submission: Option<Submission>,
+    /// What the scheduler says; `None` when there is nothing to ask it about.
+    status: Option<Status>,
+}
+
+impl Case {
+    fn scheduler_id(&self) -> Option<&SchedulerId> {
+        self.submission
+            .as_ref()
+            .and_then(|submission| submission.scheduler_id.as_ref())
+            .or(self.batch_job.scheduler_id.as_ref())
+    }
+}
+
+impl Passes for QueueSync {
+    const NAME: &'static str = "scheduler";
+
+    async fn pass(&mut self) -> anyhow::Result<(String, Duration)> {
+        self.sync().await
+    }
+
+    /// Rings when the service or the scheduler itself has news.
+    async fn rung(&self) {
+        let service = self.context.wakes.scheduler.notified();
+        match &self.scheduler {
+            Some(scheduler) => tokio::select! {
+                () = service => {}
+                () = scheduler.changed().notified() => {}
+            },
+            None => service.await,
+        }
+    }
+}
+
+impl QueueSync {
+    fn new(context: &Context) -> Self {
+        Self {
+            ledger: Ledger::new(&context.dir.qsubmit(), &context.site),
+            context: context.clone(),
+            scheduler: None,
+            opened_with: None,
+            absences: HashMap::new(),
+            cancelled: HashMap::new(),
+        }
+    }
+
+    async fn sync(&mut self) -> anyhow::Result<(String, Duration)> {
+        let (settings, _) = self.context.settings.current();
+        let scheduler = self.open_scheduler(&settings)?;
+        let mut batch_jobs = self.context.api.client().list_batch_jobs(&[self.context.site.id], OPEN_STATES).await?;
+        batch_jobs.sort_by_key(|batch_job| batch_job.id);
+        let mut cases = Vec::with_capacity(batch_jobs.len());
+        for batch_job in batch_jobs {
+            cases.push(self.case(scheduler.as_ref(), batch_job).await?);
+        }
+        self.look(scheduler.as_ref(), &mut cases).await?;
+        let mut waiting: BTreeMap<String, usize> = BTreeMap::new();
+        let (mut queued, mut running) = (0, 0);
+        let mut to_submit = Vec::new();
+        for case in cases {
+            match case.status {
+                Some(Status::Queued { .. }) => {
+                    queued += 1;
+                    *waiting.entry(case.batch_job.queue.clone()).or_default() += 1;
+                }
+                Some(Status::Running { .. }) => running += 1,
+                _ => {}
+            }
+            if case.batch_job.state == BatchJobState::PendingSubmission && case.scheduler_id().is_none() {
+                to_submit.push(case);
+            } else {
+                self.follow(scheduler.as_ref(), case).await?;
+            }
+        }
+        for case in to_submit {
+            let queue = case.batch_job.queue.clone();
+            let count = waiting.entry(queue).or_default();
+            if self.submit(scheduler.as_ref(), &settings, case, *count).await? {
+                *count += 1;
+                queued += 1;
+            }
+        }
+        let period = Duration::try_from_secs_f64(settings.scheduler.sync_period).unwrap_or(Duration::from_secs(10));
+        Ok((format!("{queued} queued, {running} running"), period.max(Duration::from_millis(200))))
+    }
+
+    /// The scheduler, opened anew when its settings changed.
+    fn open_scheduler(&mut self, settings: &Settings) -> anyhow::Result<Arc<dyn Scheduler>> {
+        match &self.scheduler {
+            Some(scheduler) if self.opened_with.as_ref() == Some(&settings.scheduler) => Ok(Arc::clone(scheduler)),
+            _ => {
+                let scheduler = scheduler::open(&self.context.dir, settings, &self.context.programs)?;
+                self.scheduler = Some(Arc::clone(&scheduler));
+                self.opened_with = Some(settings.scheduler.clone());
+                Ok(scheduler)
+            }
+        }
+    }
+
+    /// Finds out whether a BatchJob was submitted. Where the answer to a submission got lost, its name is looked for.
+    async fn case(&self, scheduler: &dyn Scheduler, batch_job: BatchJob) -> anyhow::Result<Case> {
+        let key = self.ledger.key(batch_job.id);
+        let mut submission = self.ledger.get(&key)?;
+        if let Some(intent) = &submission
+            && intent.scheduler_id.is_none()
+            && let Some(id) = scheduler.find(&key).await?
+        {
+            tracing::info!(batch_job.id = batch_job.id.0, scheduler.id = id.0, "found at the scheduler by its name");
+            submission = Some(self.ledger.confirm(intent, &id)?);
+        }
+        Ok(Case { batch_job, key, submission, status: None })
+    }
+
+    /// Asks the scheduler about all that were submitted, at once.
+    async fn look(&self, scheduler: &dyn Scheduler, cases: &mut [Case]) -> anyhow::Result<()> {
+        let tracked: Vec<(usize, Tracked)> = cases
+            .iter()
+            .enumerate()
+            .filter_map(|(index, case)| {
+                Some((index, Tracked { key: case.key.clone(), id: case.scheduler_id()?.clone() }))
+            })
+            .collect();
+        if tracked.is_empty() {
+            return Ok(());
+        }
+        let jobs: Vec<Tracked> = tracked.iter().map(|(_, job)| job.clone()).collect();
+        let statuses = scheduler.statuses(&jobs).await.context("the scheduler does not answer; nothing is changed")?;
+        for ((index, _), status) in tracked.into_iter().zip(statuses) {
+            cases[index].status = Some(status);
+        }
+        Ok(())
+    }
+
+    /// Reports what became of a BatchJob that was submitted, or that its owner wants gone.
+    async fn follow(&mut self, scheduler: &dyn Scheduler, case: Case) -> anyhow::Result<()> {
+        let id = case.batch_job.id;
+        let unsubmitted = case.scheduler_id().is_none();
+        if unsubmitted {
+            // Only a BatchJob that is to be deleted comes here without an id.
+            return match &case.submission {
+                Some(intent) if younger(intent.intent, UNSURE_FOR) => Ok(()),
+                _ => {
+                    let reason = "cancelled before it was submitted".to_owned();
+                    self.finish(
+                        &case,
+                        Ending {
+                            start: None,
+                            end: Some(Utc::now()),
+                            reason: EndReason::Cancelled,
+                            exit_code: None,
+                            signal: None,
+                        },
+                        Some(reason),
+                    )
+                    .await
+                }
+            };
+        }
+        match case.status.clone() {
+            Some(Status::Ended(ending)) => self.finish(&case, ending, None).await,
+            Some(Status::Absent) => match self.absent(&case) {
+                Some(ending) => self.finish(&case, ending, None).await,
+                None => Ok(()),
+            },
+            Some(status @ (Status::Queued { .. } | Status::Running { .. })) => {
+                self.absences.remove(&id);
+                if case.batch_job.state == BatchJobState::PendingDeletion {
+                    self.cancel(scheduler, &case).await?;
+                }
+                match alive_patch(&case.batch_job, case.scheduler_id(), &status) {
+                    Some(patch) => self.report(id, &patch).await,
+                    None => Ok(()),
+                }
+            }
+            None => Ok(()),
+        }
+    }
+
+    async fn cancel(&mut self, scheduler: &dyn Scheduler, case: &Case) -> anyhow::Result<()> {
+        let again = self.cancelled.get(&case.batch_job.id).is_none_or(|when| when.elapsed() >= CANCEL_AGAIN);
+        if let (true, Some(id)) = (again, case.scheduler_id()) {
+            tracing::info!(batch_job.id = case.batch_job.id.0, scheduler.id = id.0, "cancelled, as its owner wants");
+            scheduler.cancel(&[Tracked { key: case.key.clone(), id: id.clone() }]).await?;
+            self.cancelled.insert(case.batch_job.id, Instant::now());
+        }
+        Ok(())
+    }
+
+    /// How a job ended that the scheduler does not know any more; `None` while that is not certain.
+    fn absent(&mut self, case: &Case) -> Option<Ending> {
+        let absence =
+            self.absences.entry(case.batch_job.id).or_insert_with(|| Absence { since: Instant::now(), looks: 0 });
+        absence.looks += 1;
+        let ending =
+            |end, reason| Ending { start: case.batch_job.start_time, end, reason, exit_code: None, signal: None };
+        if let Some(end) = self.launcher_ended(case) {
+            return Some(ending(Some(end), EndReason::Completed));
+        }
+        let absence = self.absences.get(&case.batch_job.id)?;
+        (absence.looks >= ABSENT_LOOKS && absence.since.elapsed() >= ABSENT_FOR)
+            .then(|| ending(Some(Utc::now()), EndReason::Lost))
+    }
+
+    /// When the BatchJob's launcher wrote its exit record, where it did.
+    fn launcher_ended(&self, case: &Case) -> Option<Timestamp> {
+        let path = self.context.dir.qsubmit().join(format!("{}.launcher.json", case.batch_job.id));
+        let written: Timestamp = fs::metadata(path).ok()?.modified().ok()?.into();
+        // An older file belongs to another service's BatchJob of this number.
+        case.submission.as_ref().filter(|submission| written >= submission.intent).map(|_| written)
+    }
+
+    async fn finish(&mut self, case: &Case, ending: Ending, reason: Option<String>) -> anyhow::Result<()> {
+        let id = case.batch_job.id;
+        // Once the service knows that it ended, its Session is over and what its launcher left to report is refused.
+        self.context.spool.deliver(&self.context, Some(id)).await?;
+        let mut info = StringMap::new();
+        info.insert("reason".into(), reason.unwrap_or_else(|| ending.reason.to_string()));
+        if case.submission.is_some() {
+            info.insert("script".into(), self.path(&case.key, "sh").display().to_string());
+        }
+        if let Some(code) = ending.exit_code {
+            info.insert("exit_code".into(), code.to_string());
+        }
+        if let Some(signal) = &ending.signal {
+            info.insert("signal".into(), signal.clone());
+        }
+        if matches!(ending.reason, EndReason::Failed | EndReason::Lost | EndReason::OutOfMemory)
+            && let Some(tail) = tail(&self.path(&case.key, "out"))
+        {
+            info.insert("error".into(), tail);
+        }
+        let patch = BatchJobPatch {
+            scheduler_id: new_id(&case.batch_job, case.scheduler_id()),
+            state: Some(BatchJobState::Finished),
+            status_info: Some(info),
+            start_time: ending.start.or(case.batch_job.start_time).map(Some),
+            end_time: Some(ending.end.or_else(|| Some(Utc::now()))),
+        };
+        self.report(id, &patch).await?;
+        tracing::info!(batch_job.id = id.0, "finished: {}", ending.reason);
+        self.absences.remove(&id);
+        self.cancelled.remove(&id);
+        Ok(())
+    }
+
+    /// Submits a BatchJob. Says whether it now waits at the scheduler.
+    async fn submit(
+        &self,
+        scheduler: &dyn Scheduler,
+        settings: &Settings,
+        case: Case,
+        waiting: usize,
+    ) -> anyhow::Result<bool> {
+        let id = case.batch_job.id;
+        match &case.submission {
+            Some(intent) if younger(intent.intent, UNSURE_FOR) => {
+                tracing::debug!(batch_job.id = id.0, "the answer to its submission is not known; looking again");
+                return Ok(false);
+            }
+            // Looked for and not there: it never arrived.
+            Some(_) => tracing::info!(batch_job.id = id.0, "submitting again; the first time came to nothing"),
+            None => {}
+        }
+        if let Err(reason) = policy::check(&settings.scheduler, &case.batch_job, waiting) {
+            return self.refuse(id, reason).await.map(|()| false);
+        }
+        let spec = match self.prepare(settings, &case) {
+            Ok(spec) => spec,
+            Err(error) => return self.refuse(id, format!("{error:#}")).await.map(|()| false),
+        };
+        let intent = self.ledger.intend(id)?;
+        match scheduler.submit(&spec).await {
+            Ok(scheduler_id) => {
+                self.ledger.confirm(&intent, &scheduler_id)?;
+                tracing::info!(batch_job.id = id.0, scheduler.id = scheduler_id.0, "submitted");
+                let info = [("script".to_owned(), spec.script.display().to_string())].into();
+                let patch = BatchJobPatch {
+                    scheduler_id: Some(Some(scheduler_id)),
+                    state: Some(BatchJobState::Queued),
+                    status_info: Some(info),
+                    ..BatchJobPatch::default()
+                };
+                self.report(id, &patch).await?;
+                Ok(true)
+            }
+            Err(SubmitError::Refused(reason)) => {
+                self.ledger.withdraw(&case.key)?;
+                self.refuse(id, reason).await.map(|()| false)
+            }
+            Err(SubmitError::Unsure(error)) => {
+                Err(anyhow::Error::from(error).context(format!("BatchJob {id}: nobody knows whether it was submitted")))
+            }
+        }
+    }
+
+    /// Renders and writes the script.
+    fn prepare(&self, settings: &Settings, case: &Case) -> anyhow::Result<SubmitSpec> {
+        let batch_job = &case.batch_job;
+        let path = self.context.dir.root().join(&settings.scheduler.job_template_path);
+        let names: Vec<&str> = settings.scheduler.optional_batch_job_params.keys().map(String::as_str).collect();
+        let context = ScriptContext::new(&self.context.dir, settings, &self.context.programs, batch_job, &case.key);
+        let text = JobTemplate::load(&path, &names)?.render(&context)?;
+        let script = self.path(&case.key, "sh");
+        let cant = || format!("can't write {}", script.display());
+        fs::write(&script, text).with_context(cant)?;
+        fs::set_permissions(&script, fs::Permissions::from_mode(0o700)).with_context(cant)?;
+        Ok(SubmitSpec {
+            key: case.key.clone(),
+            num_nodes: u32::try_from(batch_job.num_nodes).context("num_nodes is negative")?,
+            wall_time_min: u32::try_from(batch_job.wall_time_min).context("wall_time_min is negative")?,
+            script,
+            output: self.path(&case.key, "out"),
+        })
+    }
+
+    fn path(&self, key: &str, extension: &str) -> PathBuf {
+        self.context.dir.qsubmit().join(format!("{key}.{extension}"))
+    }
+
+    async fn refuse(&self, id: BatchJobId, reason: String) -> anyhow::Result<()> {
+        tracing::warn!(batch_job.id = id.0, "not submitted: {reason}");
+        let patch = BatchJobPatch {
+            state: Some(BatchJobState::SubmitFailed),
+            status_info: Some([("error".to_owned(), reason)].into()),
+            ..BatchJobPatch::default()
+        };
+        self.report(id, &patch).await
+    }
+
+    async fn report(&self, id: BatchJobId, patch: &BatchJobPatch) -> anyhow::Result<()> {
+        match self.context.api.client().update_batch_job(id, patch).await {
+            Ok(_) => Ok(()),
+            // Deleted in the meantime: nobody wants to know.
+            Err(ClientError::Problem(problem)) if problem.code == ErrorCode::NotFound => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// What to report about a job that waits or runs; `None` when the service knows it all.
+fn alive_patch(batch_job: &BatchJob, id: Option<&SchedulerId>, status: &Status) -> Option<BatchJobPatch> {
+    let (state, start, reason) = match status {
+        Status::Queued { reason } => (BatchJobState::Queued, None, reason.as_deref()),
+        Status::Running { start } => (BatchJobState::Running, *start, None),
+        Status::Ended(_) | Status::Absent => return None,
+    };
+    let mut info = batch_job.status_info.clone();
+    match reason {
+        Some(reason) => info.insert("reason".into(), reason.into()),
+        None => info.remove("reason"),
+    };
+    let patch = BatchJobPatch {
+        scheduler_id: new_id(batch_job, id),
+        // A BatchJob that is to be deleted stays so until it is finished.
+        state: (batch_job.state != state && batch_job.state != BatchJobState::PendingDeletion).then_some(state),
+        status_info: (info != batch_job.status_info).then_some(info),
+        start_time: (start.is_some() && batch_job.start_time != start).then_some(start),
+        end_time: None,
+    };
+    let news = patch.scheduler_id.is_some()
+        || patch.state.is_some()
+        || patch.status_info.is_some()
+        || patch.start_time.is_some();
+    news.then_some(patch)
+}
+
+fn new_id(batch_job: &BatchJob, id: Option<&SchedulerId>) -> Option<Option<SchedulerId>> {
+    (id.is_some() && batch_job.scheduler_id.as_ref() != id).then(|| id.cloned())
+}
+
+fn younger(time: Timestamp, limit: Duration) -> bool {
+    // A time in the future is a clock that was set back; then the longer wait is the safe one.
+    (Utc::now() - time).to_std().is_ok_and(|age| age < limit) || time > Utc::now()
+}
+
+/// The last lines of a script's output.
+fn tail(path: &std::path::Path) -> Option<String> {
+    let bytes = fs::read(path).ok()?;
+    let text = String::from_utf8_lossy(&bytes[bytes.len().saturating_sub(MAX_TAIL)..]).replace('\0', "\u{fffd}");
+    let lines: Vec<&str> = text.lines().collect();
+    let text = lines[lines.len().saturating_sub(10)..].join("\n").trim().to_owned();
+    (!text.is_empty()).then_some(text)
+}
+
+#[cfg(test)]
+mod tests;
