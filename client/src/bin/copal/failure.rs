@@ -189,7 +189,7 @@ impl From<clap::Error> for Failure {
             .iter()
             .find_map(|line| line.strip_prefix("tip: "))
             .or_else(|| rest.iter().find_map(|line| line.strip_prefix("Usage: ")))
-            .unwrap_or("--help says more");
+            .map_or_else(|| "--help says more".into(), |line| format!("{line}; --help says more"));
         Self::usage(message).hint(hint)
     }
 }
@@ -256,15 +256,15 @@ mod tests {
         };
         insta::assert_snapshot!(lines("copal job create -a X"), @r"
         error: the following required arguments were not provided: --workdir <FOLDER>
-        hint: copal job create --app <APP> --workdir <FOLDER>
+        hint: copal job create --app <APP> --workdir <FOLDER>; --help says more
         ");
         insta::assert_snapshot!(lines("copal job crate"), @r"
         error: unrecognized subcommand 'crate'
-        hint: some similar subcommands exist: 'cancel', 'create'
+        hint: some similar subcommands exist: 'cancel', 'create'; --help says more
         ");
         insta::assert_snapshot!(lines("copal job ls --stat FAILED"), @r"
         error: unexpected argument '--stat' found
-        hint: a similar argument exists: '--state'
+        hint: a similar argument exists: '--state'; --help says more
         ");
         insta::assert_snapshot!(lines("copal job ls --state FALED"), @r#"
         error: invalid value 'FALED' for '--state <STATE>': "FALED" is not a job state; the states are CREATED AWAITING_PARENTS READY STAGED_IN PREPROCESSED RUNNING RUN_DONE RUN_ERROR RUN_TIMEOUT RESTART_READY POSTPROCESSED STAGED_OUT JOB_FINISHED FAILED

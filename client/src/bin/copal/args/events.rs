@@ -48,9 +48,10 @@ pub(crate) struct List {
     /// At this time or before.
     #[arg(long, value_name = "TIME")]
     pub(crate) before: Option<String>,
-    /// The oldest first.
-    #[arg(long)]
-    pub(crate) oldest_first: bool,
+    /// timestamp for the oldest first, -timestamp for the newest first.
+    #[arg(long, value_name = "FIELD", allow_hyphen_values = true, default_value = "-timestamp",
+          value_parser = ["timestamp", "-timestamp"])]
+    pub(crate) ordering: String,
     /// The most rows.
     #[arg(long, value_name = "NUMBER", default_value_t = 1000, value_parser = clap::value_parser!(i64).range(1..=100_000))]
     pub(crate) limit: i64,

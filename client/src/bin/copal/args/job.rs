@@ -190,7 +190,7 @@ pub(crate) struct List {
     /// In this order: id, last_update, state or workdir, with - before it for descending.
     #[arg(long, value_name = "FIELD", allow_hyphen_values = true,
           value_parser = ["id", "-id", "last_update", "-last_update", "state", "-state", "workdir", "-workdir"])]
-    pub(crate) order_by: Option<String>,
+    pub(crate) ordering: Option<String>,
 }
 
 /// Options of `job cancel` and `job rm`.

@@ -31,7 +31,7 @@ pub(super) async fn ls(context: Context, list: &List) -> Result<()> {
         to_state: list.to_state,
         after: time(&list.after)?,
         before: time(&list.before)?,
-        ordering: Some(if list.oldest_first { "timestamp" } else { "-timestamp" }.into()),
+        ordering: Some(list.ordering.clone()),
         limit: Some(list.limit),
         ..EventQuery::default()
     };
@@ -48,7 +48,7 @@ pub(super) async fn ls(context: Context, list: &List) -> Result<()> {
     }
     if ids.len() > IDS_A_REQUEST {
         events.sort_by_key(|event| (event.timestamp, event.id));
-        if !list.oldest_first {
+        if list.ordering.starts_with('-') {
             events.reverse();
         }
         events.truncate(usize::try_from(list.limit).unwrap_or(usize::MAX));

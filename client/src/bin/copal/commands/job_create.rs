@@ -44,10 +44,7 @@ pub(super) async fn create(context: Context, create: &Create) -> Result<()> {
     prompt::confirm_creation(&question, create.yes.yes)?;
     let jobs = send_all(&client, &plan).await?;
     if context.out.is_json() {
-        return match (&jobs[..], create.array) {
-            ([job], None) => context.out.json(job),
-            (jobs, _) => context.out.json(&jobs),
-        };
+        return context.out.json(&jobs);
     }
     let ids = Shortest::of(jobs.iter().map(|job| job.id.0));
     match &jobs[..] {

@@ -24,7 +24,7 @@ pub(super) async fn ls(context: Context, list: &List) -> Result<()> {
         return context.out.data(&counts, "No Jobs.", || counts_table(&counts));
     }
     let limit = list.limit.or(if context.out.is_json() { None } else { Some(TABLE_LIMIT) });
-    let jobs = selected.list(&client, limit, list.order_by.as_deref()).await?;
+    let jobs = selected.list(&client, limit, list.ordering.as_deref()).await?;
     if context.out.is_json() {
         return context.out.json(&jobs);
     }
