@@ -13,7 +13,6 @@ const LETTERS: &[(&str, &str)] = &[
     ("-pid", "--parent"),
     ("-ns", "--exclude-state"),
     ("-tag", "--tag"),
-    ("-id", "--id"),
 ];
 
 /// The command line with long forms. `-rpn 4` and `-rpn=4` are known; what follows `--` is left alone.
@@ -57,7 +56,10 @@ mod tests {
             "copal job create -n 2 --ranks-per-node 4 --threads-per-rank=2 --threads-per-core 1 \
              --node-packing-count 8 --launch-param a=b --parent 7 --tag x=y"
         );
-        assert_eq!(rewritten("copal job ls -ns FAILED -id 3"), "copal job ls --exclude-state FAILED --id 3");
+        assert_eq!(
+            rewritten("copal job ls -ns FAILED --ordering -id"),
+            "copal job ls --exclude-state FAILED --ordering -id"
+        );
     }
 
     #[test]

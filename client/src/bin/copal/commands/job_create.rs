@@ -85,7 +85,7 @@ impl Plan {
         match app.command {
             Some(_) => {
                 fill_parameters(&app.parameters, &template.parameters)
-                    .map_err(|message| Failure::usage(format!("App {}: {message}", app.name)))?;
+                    .map_err(|message| Failure::new(format!("App {}: {message}", app.name)))?;
             }
             None if !template.parameters.is_empty() => {
                 return Err(Failure::usage(format!("the parameters of {} are Python objects", app.name))
@@ -285,7 +285,7 @@ mod tests {
     fn a_missing_parameter_is_named_before_anything_is_sent() {
         let failure = plan("-w x").err().unwrap();
         insta::assert_snapshot!(failure.lines(), @r#"error: App Sim: missing parameter "seed"; give it as -p seed=VALUE"#);
-        assert_eq!(failure.exit_code(), crate::failure::USAGE);
+        assert_eq!(failure.exit_code(), crate::failure::FAILED);
         let failure = plan("-w x -p seed=1 -p mode=wild").err().unwrap();
         insta::assert_snapshot!(failure.lines(), @r#"error: App Sim: parameter mode: "wild" is not one of fast, slow"#);
     }
