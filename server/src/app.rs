@@ -20,7 +20,8 @@ use crate::{
     config::Config,
     db,
     embedded::EmbeddedPostgres,
-    metrics, routes, telemetry, tls,
+    feed::Feed,
+    metrics, routes, tasks, telemetry, tls,
 };
 
 /// How long requests that run when the service stops may take to end.
@@ -38,6 +39,8 @@ pub struct Shared {
     pub config: Arc<Config>,
     /// The keys that sign tokens.
     pub keys: Arc<KeyRing>,
+    /// Wakes what waits for changes.
+    pub feed: Feed,
     /// Cancelled when the service stops: long polls and streams end then.
     pub stop: CancellationToken,
 }
@@ -95,12 +98,14 @@ impl App {
             keys: Arc::new(KeyRing::load(&pool).await?),
             pool,
             config: Arc::new(config),
+            feed: Feed::new(),
             stop: CancellationToken::new(),
         };
         // Loops that run beside the requests; all end when `shared.stop` is cancelled.
-        let mut tasks = JoinSet::new();
+        let mut loops = JoinSet::new();
+        tasks::start(&shared, &mut loops);
         metrics::install();
-        tasks.spawn(metrics::upkeep(shared.stop.clone()));
+        loops.spawn(metrics::upkeep(shared.stop.clone()));
         let data = web::Data::new(shared.clone());
         let server = HttpServer::new(move || {
             ActixApp::new()
@@ -122,7 +127,7 @@ impl App {
         }
         .context("can't serve on the port")?
         .run();
-        Ok((server, shared, tasks))
+        Ok((server, shared, loops))
     }
 
     /// Where it listens.

@@ -11,9 +11,11 @@ pub mod db;
 pub mod embedded;
 pub mod error;
 pub mod extract;
+pub mod feed;
 mod metrics;
 pub mod openapi;
 pub mod routes;
+pub mod tasks;
 pub mod telemetry;
 mod tls;
 

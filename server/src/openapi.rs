@@ -15,7 +15,7 @@ use utoipa::{
     },
 };
 
-use crate::routes::{apps, auth, batch_jobs, docs, health, sites};
+use crate::routes::{apps, auth, batch_jobs, docs, events, health, jobs, sessions, sites, stream, transfers};
 
 #[derive(OpenApi)]
 #[openapi(
@@ -46,6 +46,30 @@ use crate::routes::{apps, auth, batch_jobs, docs, health, sites};
         batch_jobs::get_batch_job,
         batch_jobs::update_batch_job,
         batch_jobs::delete_batch_job,
+        jobs::list_jobs,
+        jobs::create_jobs,
+        jobs::update_jobs,
+        jobs::update_matching_jobs,
+        jobs::delete_matching_jobs,
+        jobs::count_jobs_by_state,
+        jobs::cancel_jobs,
+        jobs::get_job,
+        jobs::update_job,
+        jobs::delete_job,
+        jobs::list_attempts,
+        sessions::list_sessions,
+        sessions::create_session,
+        sessions::acquire_jobs,
+        sessions::tick_session,
+        sessions::delete_session,
+        sessions::report_updates,
+        sessions::get_signals,
+        transfers::list_transfers,
+        transfers::update_transfers,
+        transfers::get_transfer,
+        transfers::update_transfer,
+        events::list_events,
+        stream::stream_events,
     ),
     components(schemas(Problem)),
     security(("token" = [])),

@@ -152,6 +152,18 @@ pub async fn get(tx: &mut PgConnection, owner: UserId, id: BatchJobId) -> ApiRes
     row.map(|row| row.0).ok_or_else(|| no_batch_job(id))
 }
 
+/// BatchJobs of any user: for the event stream, which binds them to their owners itself.
+///
+/// # Errors
+/// When the database does not answer.
+pub async fn get_any(tx: &mut PgConnection, ids: &[BatchJobId]) -> ApiResult<Vec<BatchJob>> {
+    let rows: Vec<Row> = sqlx::query_as(concat!("select ", columns!(), " from batch_jobs b where b.id = any($1)"))
+        .bind(ids)
+        .fetch_all(tx)
+        .await?;
+    Ok(rows.into_iter().map(|row| row.0).collect())
+}
+
 /// Makes a BatchJob, which its Site's agent submits.
 ///
 /// # Errors

@@ -2,10 +2,24 @@
 //! of this folder, one file a table family; functions take `&mut PgConnection`, so that callers
 //! compose transactions.
 
+pub mod acquire;
 pub mod apps;
 pub mod batch_jobs;
+pub mod dependencies;
+pub mod events;
 pub mod idempotency;
+pub mod job_checks;
+pub mod job_create;
+pub mod job_filter;
+pub mod job_patch;
+pub mod jobs;
+pub mod purge;
+pub mod sessions;
 pub mod sites;
+pub mod tags;
+pub mod transfers;
+pub mod transition;
+pub mod updates;
 pub mod users;
 
 use std::time::Duration;

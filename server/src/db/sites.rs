@@ -109,6 +109,18 @@ pub async fn get(tx: &mut PgConnection, owner: UserId, id: SiteId) -> ApiResult<
     row.map(|row| row.0).ok_or_else(|| no_site(id))
 }
 
+/// Sites of any user: for the event stream, which binds them to their owners itself.
+///
+/// # Errors
+/// When the database does not answer.
+pub async fn get_any(tx: &mut PgConnection, ids: &[SiteId]) -> ApiResult<Vec<Site>> {
+    let rows: Vec<Row> = sqlx::query_as(concat!("select ", columns!(), " from sites where id = any($1)"))
+        .bind(ids)
+        .fetch_all(tx)
+        .await?;
+    Ok(rows.into_iter().map(|row| row.0).collect())
+}
+
 /// Makes a Site.
 ///
 /// # Errors

@@ -6,8 +6,13 @@ pub(crate) mod auth;
 pub(crate) mod batch_jobs;
 mod check;
 pub(crate) mod docs;
+pub(crate) mod events;
 pub(crate) mod health;
+pub(crate) mod jobs;
+pub(crate) mod sessions;
 pub(crate) mod sites;
+pub(crate) mod stream;
+pub(crate) mod transfers;
 
 use actix_web::{
     Handler, HttpRequest, HttpResponse, Resource, Responder, Route,
@@ -56,7 +61,46 @@ pub fn table(routes: &mut ServiceConfig) {
                 .get(batch_jobs::get_batch_job)
                 .put(batch_jobs::update_batch_job)
                 .delete(batch_jobs::delete_batch_job),
-        );
+        )
+        .service(
+            Endpoint::at(&["/jobs", "/jobs/"])
+                .get(jobs::list_jobs)
+                .post(jobs::create_jobs)
+                .patch(jobs::update_jobs)
+                .put(jobs::update_matching_jobs)
+                .delete(jobs::delete_matching_jobs),
+        )
+        // Before the ids: these words are none.
+        .service(Endpoint::at(&["/jobs/by-state", "/jobs/by-state/"]).get(jobs::count_jobs_by_state))
+        .service(Endpoint::at(&["/jobs/cancel", "/jobs/cancel/"]).post(jobs::cancel_jobs))
+        .service(
+            Endpoint::at(&["/jobs/{id}", "/jobs/{id}/"])
+                .get(jobs::get_job)
+                .put(jobs::update_job)
+                .delete(jobs::delete_job),
+        )
+        .service(Endpoint::at(&["/jobs/{id}/attempts", "/jobs/{id}/attempts/"]).get(jobs::list_attempts))
+        .service(Endpoint::at(&["/sessions", "/sessions/"]).get(sessions::list_sessions).post(sessions::create_session))
+        .service(
+            Endpoint::at(&["/sessions/{id}", "/sessions/{id}/"])
+                .post(sessions::acquire_jobs)
+                .put(sessions::tick_session)
+                .delete(sessions::delete_session),
+        )
+        .service(Endpoint::at(&["/sessions/{id}/updates", "/sessions/{id}/updates/"]).post(sessions::report_updates))
+        .service(Endpoint::at(&["/sessions/{id}/signals", "/sessions/{id}/signals/"]).get(sessions::get_signals))
+        .service(
+            Endpoint::at(&["/transfers", "/transfers/"])
+                .get(transfers::list_transfers)
+                .patch(transfers::update_transfers),
+        )
+        .service(
+            Endpoint::at(&["/transfers/{id}", "/transfers/{id}/"])
+                .get(transfers::get_transfer)
+                .put(transfers::update_transfer),
+        )
+        .service(Endpoint::at(&["/events", "/events/"]).get(events::list_events))
+        .service(Endpoint::at(&["/events/stream", "/events/stream/"]).get(stream::stream_events));
 }
 
 /// The answer for a path that is not in the table.

@@ -1,0 +1,269 @@
+//! Events: written with the state changes they tell of, listed by their owner. The tallies that
+//! make counts fast and the wake-up of whoever waits go with them, in one statement.
+
+use std::collections::BTreeMap;
+
+use copal_schemas::{
+    BatchJobId, EventId, JobId, JobState, JsonObject, SessionId, SiteId, StringMap, Timestamp, UserId, event::Event,
+    page::Page,
+};
+use sqlx::{FromRow, PgConnection, Postgres, QueryBuilder, types::Json};
+
+use super::tags;
+use crate::{
+    error::ApiResult,
+    extract::Paging,
+    feed::{Wake, Wakes},
+};
+
+/// A state change that is about to be written.
+#[derive(Clone, Debug)]
+pub struct NewEvent {
+    /// When it happened.
+    pub timestamp: Timestamp,
+    /// The state before.
+    pub from_state: JobState,
+    /// The state after.
+    pub to_state: JobState,
+    /// Why and how.
+    pub data: JsonObject,
+}
+
+/// The same with its Job.
+#[derive(Clone, Debug)]
+pub struct LoggedEvent {
+    /// The Job.
+    pub job_id: JobId,
+    /// Its owner.
+    pub owner_id: UserId,
+    /// Its Site.
+    pub site_id: SiteId,
+    /// The BatchJob it ran in last.
+    pub batch_job_id: Option<BatchJobId>,
+    /// The change.
+    pub event: NewEvent,
+}
+
+/// All that a transaction has to tell about the Jobs it changed.
+#[derive(Debug, Default)]
+pub struct Log {
+    /// State changes, in the order in which they are to be numbered.
+    pub events: Vec<LoggedEvent>,
+    tallies: BTreeMap<(UserId, SiteId, JobState), i64>,
+    wakes: Wakes,
+}
+
+impl Log {
+    /// A Job was made, in this state.
+    pub fn created(&mut self, owner: UserId, site: SiteId, state: JobState) {
+        *self.tallies.entry((owner, site, state)).or_default() += 1;
+        self.wakes.add(owner, site, Wake::free(state, None));
+    }
+
+    /// A Job changed from one state and holder to another.
+    pub fn moved(
+        &mut self,
+        owner: UserId,
+        site: SiteId,
+        was: (JobState, Option<SessionId>),
+        is: (JobState, Option<SessionId>),
+    ) {
+        if was.0 != is.0 {
+            *self.tallies.entry((owner, site, was.0)).or_default() -= 1;
+            *self.tallies.entry((owner, site, is.0)).or_default() += 1;
+        }
+        if was != is {
+            self.wakes.add(owner, site, Wake::free(is.0, is.1));
+        }
+    }
+
+    /// A Job is gone.
+    pub fn deleted(&mut self, owner: UserId, site: SiteId, state: JobState) {
+        *self.tallies.entry((owner, site, state)).or_default() -= 1;
+    }
+
+    /// A holder at the Site has something to hear.
+    pub fn signal(&mut self, owner: UserId, site: SiteId) {
+        self.wakes.add(owner, site, Wake { signals: true, ..Wake::default() });
+    }
+
+    /// Writes it all in one statement.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn write(self, conn: &mut PgConnection) -> ApiResult<()> {
+        const SQL: &str = "with logged as (insert into events (job_id, owner_id, site_id, batch_job_id, \
+             \"timestamp\", from_state, to_state, data) select * from unnest($1::bigint[], $2::bigint[], \
+             $3::bigint[], $4::bigint[], $5::timestamptz[], $6::job_state[], $7::job_state[], $8::jsonb[])), \
+             tallied as (insert into job_tallies (owner_id, site_id, state, jobs, events) \
+             select * from unnest($9::bigint[], $10::bigint[], $11::job_state[], $12::bigint[], $13::bigint[])) \
+             select pg_notify('copal', payload) from unnest($14::text[]) as payload";
+        let mut tallies: BTreeMap<(UserId, SiteId, JobState), (i64, i64)> = BTreeMap::new();
+        for (key, jobs) in self.tallies {
+            tallies.entry(key).or_default().0 += jobs;
+        }
+        for logged in &self.events {
+            tallies.entry((logged.owner_id, logged.site_id, logged.event.to_state)).or_default().1 += 1;
+        }
+        tallies.retain(|_, counts| *counts != (0, 0));
+        let mut wakes = self.wakes;
+        for logged in &self.events {
+            wakes.add(logged.owner_id, logged.site_id, Wake::default());
+        }
+        let payloads = wakes.payloads();
+        if self.events.is_empty() && tallies.is_empty() && payloads.is_empty() {
+            return Ok(());
+        }
+        let events = &self.events;
+        let keys: Vec<_> = tallies.keys().copied().collect();
+        sqlx::query(SQL)
+            .bind(events.iter().map(|logged| logged.job_id).collect::<Vec<_>>())
+            .bind(events.iter().map(|logged| logged.owner_id).collect::<Vec<_>>())
+            .bind(events.iter().map(|logged| logged.site_id).collect::<Vec<_>>())
+            .bind(events.iter().map(|logged| logged.batch_job_id).collect::<Vec<_>>())
+            .bind(events.iter().map(|logged| logged.event.timestamp).collect::<Vec<_>>())
+            .bind(events.iter().map(|logged| logged.event.from_state).collect::<Vec<_>>())
+            .bind(events.iter().map(|logged| logged.event.to_state).collect::<Vec<_>>())
+            .bind(events.iter().map(|logged| Json(&logged.event.data)).collect::<Vec<_>>())
+            .bind(keys.iter().map(|key| key.0).collect::<Vec<_>>())
+            .bind(keys.iter().map(|key| key.1).collect::<Vec<_>>())
+            .bind(keys.iter().map(|key| key.2).collect::<Vec<_>>())
+            .bind(tallies.values().map(|counts| counts.0).collect::<Vec<_>>())
+            .bind(tallies.values().map(|counts| counts.1).collect::<Vec<_>>())
+            .bind(payloads)
+            .execute(conn)
+            .await?;
+        Ok(())
+    }
+}
+
+/// Which events of a user are meant; everything empty means all.
+#[derive(Clone, Debug, Default)]
+pub struct EventFilter {
+    /// These events.
+    pub ids: Vec<EventId>,
+    /// Of these Jobs.
+    pub job_ids: Vec<JobId>,
+    /// Of Jobs that ran in this BatchJob last.
+    pub batch_job_id: Option<BatchJobId>,
+    /// Of Jobs that ran last in the BatchJob with this scheduler's id.
+    pub scheduler_id: Option<String>,
+    /// Of Jobs with all of these tags.
+    pub tags: StringMap,
+    /// With these texts in their data.
+    pub data: StringMap,
+    /// From this state.
+    pub from_state: Option<JobState>,
+    /// To this state.
+    pub to_state: Option<JobState>,
+    /// At this time or later.
+    pub after: Option<Timestamp>,
+    /// At this time or before.
+    pub before: Option<Timestamp>,
+}
+
+impl EventFilter {
+    fn push_where(&self, sql: &mut QueryBuilder<Postgres>, owner: UserId) {
+        sql.push(" where e.owner_id = ").push_bind(owner);
+        sql.push(" and e.site_id = any(array(select id from sites where owner_id = ").push_bind(owner).push("))");
+        if !self.ids.is_empty() {
+            sql.push(" and e.id = any(").push_bind(self.ids.clone()).push(")");
+        }
+        if !self.job_ids.is_empty() {
+            sql.push(" and e.job_id = any(").push_bind(self.job_ids.clone()).push(")");
+        }
+        if let Some(batch_job) = self.batch_job_id {
+            // The Job's present BatchJob, which later events carry and earlier ones do not.
+            sql.push(" and e.job_id in (select id from jobs where batch_job_id = ").push_bind(batch_job);
+            sql.push(" and owner_id = ").push_bind(owner).push(")");
+        }
+        if let Some(scheduler_id) = &self.scheduler_id {
+            sql.push(" and e.job_id in (select j.id from jobs j join batch_jobs b on b.id = j.batch_job_id ");
+            sql.push("where b.owner_id = ").push_bind(owner);
+            sql.push(" and b.scheduler_id = ").push_bind(scheduler_id.clone()).push(")");
+        }
+        tags::push_have(sql, "e.job_id", owner, &self.tags);
+        if !self.data.is_empty() {
+            sql.push(" and e.data @> ").push_bind(Json(self.data.clone()));
+        }
+        if let Some(state) = self.from_state {
+            sql.push(" and e.from_state = ").push_bind(state);
+        }
+        if let Some(state) = self.to_state {
+            sql.push(" and e.to_state = ").push_bind(state);
+        }
+        if let Some(time) = self.after {
+            sql.push(" and e.\"timestamp\" >= ").push_bind(time);
+        }
+        if let Some(time) = self.before {
+            sql.push(" and e.\"timestamp\" <= ").push_bind(time);
+        }
+    }
+
+    /// Whether nothing but the target state is asked, so that the tallies know the count.
+    fn is_tallied(&self) -> bool {
+        let Self { ids, job_ids, batch_job_id, scheduler_id, tags, data, from_state, to_state: _, after, before } =
+            self;
+        ids.is_empty()
+            && job_ids.is_empty()
+            && batch_job_id.is_none()
+            && scheduler_id.is_none()
+            && tags.is_empty()
+            && data.is_empty()
+            && from_state.is_none()
+            && after.is_none()
+            && before.is_none()
+    }
+}
+
+#[derive(FromRow)]
+struct EventRow {
+    id: EventId,
+    job_id: JobId,
+    timestamp: Timestamp,
+    from_state: JobState,
+    to_state: JobState,
+    data: Json<JsonObject>,
+}
+
+impl From<EventRow> for Event {
+    fn from(row: EventRow) -> Self {
+        let EventRow { id, job_id, timestamp, from_state, to_state, data: Json(data) } = row;
+        Self { id, job_id, timestamp, from_state, to_state, data }
+    }
+}
+
+/// A page of a user's events, newest first unless `oldest_first`.
+///
+/// # Errors
+/// The database's.
+pub async fn list(
+    conn: &mut PgConnection,
+    owner: UserId,
+    filter: &EventFilter,
+    oldest_first: bool,
+    paging: Paging,
+) -> ApiResult<Page<Event>> {
+    let count = count(conn, owner, filter).await?;
+    if paging.limit == 0 || paging.offset >= count {
+        return Ok(Page { count, results: Vec::new() });
+    }
+    let mut sql =
+        QueryBuilder::new("select e.id, e.job_id, e.\"timestamp\", e.from_state, e.to_state, e.data from events e");
+    filter.push_where(&mut sql, owner);
+    sql.push(" order by e.\"timestamp\"").push(if oldest_first { "" } else { " desc" });
+    sql.push(", e.id limit ").push_bind(paging.limit).push(" offset ").push_bind(paging.offset);
+    let rows: Vec<EventRow> = sql.build_query_as().fetch_all(conn).await?;
+    Ok(Page { count, results: rows.into_iter().map(Event::from).collect() })
+}
+
+async fn count(conn: &mut PgConnection, owner: UserId, filter: &EventFilter) -> ApiResult<i64> {
+    if filter.is_tallied() {
+        const SQL: &str = "select coalesce(sum(events), 0)::bigint from job_tallies where owner_id = $1 \
+             and site_id = any(array(select id from sites where owner_id = $1)) and ($2::job_state is null or state = $2)";
+        return Ok(sqlx::query_scalar(SQL).bind(owner).bind(filter.to_state).fetch_one(conn).await?);
+    }
+    let mut sql = QueryBuilder::new("select count(*) from events e");
+    filter.push_where(&mut sql, owner);
+    Ok(sql.build_query_scalar().fetch_one(conn).await?)
+}

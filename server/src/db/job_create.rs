@@ -1,0 +1,363 @@
+//! Jobs made in bulk: checked, then written by a fixed number of statements, all or nothing.
+
+use std::collections::{BTreeMap, HashSet};
+
+use copal_schemas::{
+    AppId, BatchJobId, JobId, JobState, SiteId, StringMap, Timestamp, UserId,
+    app::{AppHooks, AppParameter, TransferSlot, fill_parameters},
+    job::{Job, JobCreate},
+    job_state::{self, Step},
+    problem::FieldError,
+    resources::NodeShape,
+    transfer::{Direction, TransferState},
+};
+use sqlx::{FromRow, PgConnection, types::Json};
+
+use super::{
+    dependencies::{self, Status},
+    events::{Log, LoggedEvent, NewEvent},
+    job_checks, tags,
+    transition::AppPolicy,
+};
+use crate::error::{ApiError, ApiResult};
+
+/// What an App and its Site say about new Jobs.
+#[derive(FromRow)]
+struct AppRow {
+    id: AppId,
+    site_id: SiteId,
+    parameters: Json<BTreeMap<String, AppParameter>>,
+    transfers: Json<BTreeMap<String, TransferSlot>>,
+    hooks_hidden: bool,
+    hooks: Json<AppHooks>,
+    max_restarts: Option<i32>,
+    node_shape: Option<Json<NodeShape>>,
+    transfer_locations: Json<StringMap>,
+}
+
+/// A Job that is about to be written.
+struct New<'a> {
+    job: JobCreate,
+    app: &'a AppRow,
+    steps: Vec<Step>,
+    status: Status,
+    transfers: Vec<NewTransfer>,
+}
+
+struct NewTransfer {
+    direction: Direction,
+    local_path: String,
+    remote_path: String,
+    location_alias: String,
+    recursive: bool,
+}
+
+impl New<'_> {
+    fn state(&self) -> JobState {
+        self.steps.last().map_or(JobState::Created, |step| step.to)
+    }
+}
+
+/// Creates Jobs and gives them in the order of the call, with increasing ids.
+///
+/// # Errors
+/// 422 with item and field for a bad value, 404 for an unknown App or parent, 400 for a workdir
+/// that is named twice, an unknown slot or location. Nothing is created then.
+pub async fn create(conn: &mut PgConnection, owner: UserId, mut jobs: Vec<JobCreate>) -> ApiResult<Vec<Job>> {
+    check(&mut jobs)?;
+    let apps = read_apps(&mut *conn, owner, &jobs).await?;
+    let edges = dependencies::prepare(&mut *conn, owner, &jobs).await?;
+    let mut new = Vec::with_capacity(jobs.len());
+    for (index, (job, status)) in jobs.into_iter().zip(&edges.statuses).enumerate() {
+        new.push(plan(index, job, &apps, *status)?);
+    }
+    let (ids, now) = take_ids(&mut *conn, new.len()).await?;
+    insert_jobs(&mut *conn, owner, &new, &ids, now).await?;
+    insert_details(&mut *conn, owner, &new, &ids).await?;
+    tags::insert(&mut *conn, owner, ids.iter().copied().zip(new.iter().map(|new| &new.job.tags))).await?;
+    insert_transfers(&mut *conn, owner, &new, &ids).await?;
+    edges.insert(&mut *conn, &ids).await?;
+    log(owner, &new, &ids, now).write(conn).await?;
+    Ok(new.into_iter().zip(ids).map(|(new, id)| answer(new, id, now)).collect())
+}
+
+/// The rules that need no database. Workdirs are left in their normal form.
+fn check(jobs: &mut [JobCreate]) -> ApiResult<()> {
+    let mut errors = Vec::new();
+    for (index, job) in jobs.iter_mut().enumerate() {
+        let before = errors.len();
+        job_checks::check_create(job, &mut errors);
+        for error in &mut errors[before..] {
+            error.loc.splice(0..0, ["body".into(), index.into()]);
+        }
+    }
+    if !errors.is_empty() {
+        return Err(ApiError::invalid(errors));
+    }
+    let mut seen = HashSet::with_capacity(jobs.len());
+    match jobs.iter().find(|job| !seen.insert(job.workdir.as_str())) {
+        Some(job) => Err(ApiError::conflict(format!(
+            "the workdir {:?} is named twice in this call; give each Job its own",
+            job.workdir
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// The Apps of the new Jobs, kept from being deleted until this transaction ends.
+async fn read_apps(conn: &mut PgConnection, owner: UserId, jobs: &[JobCreate]) -> ApiResult<BTreeMap<AppId, AppRow>> {
+    let mut ids: Vec<AppId> = jobs.iter().map(|job| job.app_id).collect();
+    ids.sort_unstable();
+    ids.dedup();
+    const SQL: &str = "select a.id, a.site_id, a.parameters, a.transfers, a.command is null as hooks_hidden, a.hooks, \
+         a.max_restarts, s.node_shape, s.transfer_locations from apps a join sites s on s.id = a.site_id \
+         where a.id = any($1) and a.owner_id = $2 order by a.id for key share of a";
+    let rows: Vec<AppRow> = sqlx::query_as(SQL).bind(&ids).bind(owner).fetch_all(conn).await?;
+    let apps: BTreeMap<AppId, AppRow> = rows.into_iter().map(|row| (row.id, row)).collect();
+    match ids.iter().find(|id| !apps.contains_key(id)) {
+        Some(unknown) => Err(ApiError::not_found(format!("App {unknown}"))),
+        None => Ok(apps),
+    }
+}
+
+/// Checks a Job against its App and Site, and works out its first steps.
+fn plan(index: usize, mut job: JobCreate, apps: &BTreeMap<AppId, AppRow>, status: Status) -> ApiResult<New<'_>> {
+    let invalid = |field: &str, msg: String| {
+        ApiError::invalid(vec![FieldError { loc: vec!["body".into(), index.into(), field.into()], msg }])
+    };
+    let Some(app) = apps.get(&job.app_id) else {
+        return Err(ApiError::not_found(format!("App {}", job.app_id)));
+    };
+    if !app.hooks_hidden {
+        job.parameters = fill_parameters(&app.parameters, &job.parameters).map_err(|msg| invalid("parameters", msg))?;
+    }
+    if let Some(Json(node)) = &app.node_shape
+        && let Some(why) = job.shape().misfit(node)
+    {
+        return Err(invalid("ranks_per_node", format!("no node of the Site can hold it: {why}")));
+    }
+    let mut transfers = Vec::with_capacity(job.transfers.len());
+    for (name, location) in &job.transfers {
+        let Some(slot) = app.transfers.get(name) else {
+            return Err(ApiError::conflict(format!("item {index}: the App has no transfer slot {name:?}")));
+        };
+        if !app.transfer_locations.contains_key(&location.location_alias) {
+            return Err(ApiError::conflict(format!(
+                "item {index}: the Site has no transfer location {:?}; its settings list those it has",
+                location.location_alias
+            )));
+        }
+        transfers.push(NewTransfer {
+            direction: slot.direction,
+            local_path: slot.local_path.clone(),
+            remote_path: location.path.clone(),
+            location_alias: location.location_alias.clone(),
+            recursive: slot.recursive,
+        });
+    }
+    let has = |direction| transfers.iter().any(|transfer| transfer.direction == direction);
+    let policy = AppPolicy { hooks_hidden: app.hooks_hidden, hooks: app.hooks.0, max_restarts: app.max_restarts };
+    let facts = policy.facts(status.as_dependencies(), has(Direction::In), has(Direction::Out));
+    Ok(New { job, app, steps: job_state::settle_new(&facts), status, transfers })
+}
+
+async fn take_ids(conn: &mut PgConnection, count: usize) -> ApiResult<(Vec<JobId>, Timestamp)> {
+    const SQL: &str = "select nextval('jobs_id_seq'), clock_timestamp() from generate_series(1, $1)";
+    let count = i32::try_from(count).unwrap_or(i32::MAX);
+    let rows: Vec<(JobId, Timestamp)> = sqlx::query_as(SQL).bind(count).fetch_all(conn).await?;
+    let now = rows.last().map_or_else(chrono::Utc::now, |row| row.1);
+    Ok((rows.into_iter().map(|row| row.0).collect(), now))
+}
+
+fn column<'a, T>(new: &'a [New<'_>], field: impl Fn(&'a New<'_>) -> T) -> Vec<T> {
+    new.iter().map(field).collect()
+}
+
+async fn insert_jobs(
+    conn: &mut PgConnection,
+    owner: UserId,
+    new: &[New<'_>],
+    ids: &[JobId],
+    now: Timestamp,
+) -> ApiResult<()> {
+    const SQL: &str = "insert into jobs (owner_id, last_update, id, site_id, app_id, state, priority, num_nodes, \
+         ranks_per_node, node_packing_count, wall_time_min, return_code, max_restarts, dependency_failed, \
+         has_transfers, has_parents, tags) \
+         select $1, $2, * from unnest($3::bigint[], $4::bigint[], $5::bigint[], $6::job_state[], $7::int[], \
+         $8::int[], $9::int[], $10::int[], $11::int[], $12::int[], $13::int[], $14::bool[], $15::bool[], \
+         $16::bool[], $17::jsonb[])";
+    sqlx::query(SQL)
+        .bind(owner)
+        .bind(now)
+        .bind(ids)
+        .bind(column(new, |new| new.app.site_id))
+        .bind(column(new, |new| new.app.id))
+        .bind(column(new, |new| new.state()))
+        .bind(column(new, |new| new.job.priority))
+        .bind(column(new, |new| new.job.num_nodes))
+        .bind(column(new, |new| new.job.ranks_per_node))
+        .bind(column(new, |new| new.job.node_packing_count))
+        .bind(column(new, |new| new.job.wall_time_min))
+        .bind(column(new, |new| new.job.return_code))
+        .bind(column(new, |new| new.job.max_restarts))
+        .bind(column(new, |new| new.state() == JobState::Failed))
+        .bind(column(new, |new| !new.transfers.is_empty()))
+        .bind(column(new, |new| !new.job.parent_ids.is_empty() || !new.job.dependencies.is_empty()))
+        .bind(column(new, |new| Json(&new.job.tags)))
+        .execute(conn)
+        .await?;
+    Ok(())
+}
+
+async fn insert_details(conn: &mut PgConnection, owner: UserId, new: &[New<'_>], ids: &[JobId]) -> ApiResult<()> {
+    // Arrays of arrays must be rectangular in Postgres, so parent_ids travel as JSON.
+    const SQL: &str = "insert into job_details (owner_id, job_id, site_id, app_id, threads_per_rank, \
+         threads_per_core, gpus_per_rank, mem_mb, walltime_limit_min, workdir, account, serialized_parameters, \
+         parent_ids, dependencies, data, launch_params, parameters, checkpoint) \
+         select $1, u.job_id, u.site_id, u.app_id, u.threads_per_rank, u.threads_per_core, u.gpus_per_rank, \
+         u.mem_mb, u.walltime_limit_min, u.workdir, u.account, u.serialized_parameters, \
+         case when u.parent_ids = '[]' then '{}'::bigint[] \
+         else array(select e::bigint from jsonb_array_elements_text(u.parent_ids) as e) end, \
+         u.dependencies, u.data, u.launch_params, u.parameters, u.checkpoint \
+         from unnest($2::bigint[], $3::bigint[], $4::bigint[], $5::int[], $6::int[], $7::float8[], $8::bigint[], \
+         $9::int[], $10::text[], $11::text[], $12::text[], $13::jsonb[], $14::jsonb[], $15::jsonb[], $16::jsonb[], \
+         $17::jsonb[], $18::jsonb[]) as u(job_id, site_id, app_id, threads_per_rank, threads_per_core, \
+         gpus_per_rank, mem_mb, walltime_limit_min, workdir, account, serialized_parameters, parent_ids, \
+         dependencies, data, launch_params, parameters, checkpoint)";
+    sqlx::query(SQL)
+        .bind(owner)
+        .bind(ids)
+        .bind(column(new, |new| new.app.site_id))
+        .bind(column(new, |new| new.app.id))
+        .bind(column(new, |new| new.job.threads_per_rank))
+        .bind(column(new, |new| new.job.threads_per_core))
+        .bind(column(new, |new| new.job.gpus_per_rank))
+        .bind(column(new, |new| new.job.mem_mb))
+        .bind(column(new, |new| new.job.walltime_limit_min))
+        .bind(column(new, |new| new.job.workdir.as_str()))
+        .bind(column(new, |new| new.job.account.as_deref()))
+        .bind(column(new, |new| new.job.serialized_parameters.as_str()))
+        .bind(column(new, |new| Json(&new.job.parent_ids)))
+        .bind(column(new, |new| Json(&new.job.dependencies)))
+        .bind(column(new, |new| Json(&new.job.data)))
+        .bind(column(new, |new| Json(&new.job.launch_params)))
+        .bind(column(new, |new| Json(&new.job.parameters)))
+        .bind(column(new, |new| new.job.checkpoint.as_ref().map(Json)))
+        .execute(conn)
+        .await?;
+    Ok(())
+}
+
+async fn insert_transfers(conn: &mut PgConnection, owner: UserId, new: &[New<'_>], ids: &[JobId]) -> ApiResult<()> {
+    let rows: Vec<(JobId, SiteId, &NewTransfer)> = new
+        .iter()
+        .zip(ids)
+        .flat_map(|(new, id)| new.transfers.iter().map(move |transfer| (*id, new.app.site_id, transfer)))
+        .collect();
+    if rows.is_empty() {
+        return Ok(());
+    }
+    const SQL: &str = "insert into transfers (owner_id, job_id, site_id, direction, state, recursive, local_path, \
+         remote_path, location_alias) select $1, * from unnest($2::bigint[], $3::bigint[], \
+         $4::transfer_direction[], $5::transfer_state[], $6::bool[], $7::text[], $8::text[], $9::text[])";
+    let born = |direction| match direction {
+        Direction::In => TransferState::Pending,
+        Direction::Out => TransferState::AwaitingJob,
+    };
+    sqlx::query(SQL)
+        .bind(owner)
+        .bind(rows.iter().map(|(id, ..)| *id).collect::<Vec<_>>())
+        .bind(rows.iter().map(|(_, site, _)| *site).collect::<Vec<_>>())
+        .bind(rows.iter().map(|(.., transfer)| transfer.direction).collect::<Vec<_>>())
+        .bind(rows.iter().map(|(.., transfer)| born(transfer.direction)).collect::<Vec<_>>())
+        .bind(rows.iter().map(|(.., transfer)| transfer.recursive).collect::<Vec<_>>())
+        .bind(rows.iter().map(|(.., transfer)| transfer.local_path.as_str()).collect::<Vec<_>>())
+        .bind(rows.iter().map(|(.., transfer)| transfer.remote_path.as_str()).collect::<Vec<_>>())
+        .bind(rows.iter().map(|(.., transfer)| transfer.location_alias.as_str()).collect::<Vec<_>>())
+        .execute(conn)
+        .await?;
+    Ok(())
+}
+
+fn log(owner: UserId, new: &[New<'_>], ids: &[JobId], now: Timestamp) -> Log {
+    let mut log = Log::default();
+    for (new, id) in new.iter().zip(ids) {
+        let site = new.app.site_id;
+        log.created(owner, site, new.state());
+        let mut at = now;
+        for step in &new.steps {
+            let mut data = copal_schemas::JsonObject::new();
+            if let Some(message) = step.message {
+                data.insert("message".into(), message.into());
+            }
+            if step.to == JobState::Failed {
+                data.extend(new.status.reason());
+            }
+            let event = NewEvent { timestamp: at, from_state: step.from, to_state: step.to, data };
+            log.events.push(LoggedEvent { job_id: *id, owner_id: owner, site_id: site, batch_job_id: None, event });
+            at += chrono::TimeDelta::microseconds(1);
+        }
+    }
+    log
+}
+
+fn answer(new: New<'_>, id: JobId, now: Timestamp) -> Job {
+    let state = new.state();
+    let job = new.job;
+    Job {
+        id,
+        workdir: job.workdir,
+        tags: job.tags,
+        app_id: job.app_id,
+        session_id: None,
+        serialized_parameters: job.serialized_parameters,
+        serialized_return_value: String::new(),
+        serialized_exception: String::new(),
+        batch_job_id: None::<BatchJobId>,
+        state,
+        last_update: now,
+        data: job.data,
+        return_code: job.return_code,
+        pending_file_cleanup: true,
+        parent_ids: job.parent_ids,
+        num_nodes: job.num_nodes,
+        ranks_per_node: job.ranks_per_node,
+        threads_per_rank: job.threads_per_rank,
+        threads_per_core: job.threads_per_core,
+        gpus_per_rank: job.gpus_per_rank,
+        node_packing_count: job.node_packing_count,
+        wall_time_min: job.wall_time_min,
+        launch_params: job.launch_params,
+        parameters: job.parameters,
+        priority: job.priority,
+        dependencies: job.dependencies,
+        mem_mb: job.mem_mb,
+        walltime_limit_min: job.walltime_limit_min,
+        max_restarts: job.max_restarts,
+        checkpoint: job.checkpoint,
+        account: job.account,
+        array_id: None,
+        array_index: None,
+        num_attempts: 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_wrong_item_is_named_with_its_field() {
+        let mut jobs = vec![JobCreate::new(AppId(1), "a"), JobCreate::new(AppId(1), "/b")];
+        jobs[1].num_nodes = 0;
+        let error = check(&mut jobs).unwrap_err();
+        let places: Vec<_> = error.problem().errors.iter().map(|error| serde_json::json!(error.loc)).collect();
+        assert_eq!(places, [serde_json::json!(["body", 1, "workdir"]), serde_json::json!(["body", 1, "num_nodes"])]);
+    }
+
+    #[test]
+    fn a_workdir_is_named_once_in_a_call_whatever_its_spelling() {
+        let mut jobs = vec![JobCreate::new(AppId(1), "a/b"), JobCreate::new(AppId(1), "a//./b")];
+        assert_eq!(check(&mut jobs).unwrap_err().problem().status, 400);
+    }
+}

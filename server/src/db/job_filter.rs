@@ -1,0 +1,289 @@
+//! Which of a user's Jobs a list, count, update, cancel or delete means, and in which order.
+
+use copal_schemas::{AppId, BatchJobId, JobId, JobState, SiteId, StringMap, Timestamp, UserId};
+use sqlx::{PgConnection, Postgres, QueryBuilder, types::Json};
+
+use super::tags;
+use crate::error::ApiResult;
+
+/// Which Jobs are meant; everything empty means all of the user's.
+#[derive(Clone, Debug, Default)]
+pub struct JobFilter {
+    /// These Jobs.
+    pub ids: Vec<JobId>,
+    /// Children of these Jobs.
+    pub parent_ids: Vec<JobId>,
+    /// Of this App.
+    pub app_id: Option<AppId>,
+    /// At these Sites.
+    pub site_ids: Vec<SiteId>,
+    /// That ran in this BatchJob last.
+    pub batch_job_id: Option<BatchJobId>,
+    /// Changed at this time or before.
+    pub last_update_before: Option<Timestamp>,
+    /// Changed at this time or later.
+    pub last_update_after: Option<Timestamp>,
+    /// With this text in their workdir.
+    pub workdir_contains: Option<String>,
+    /// In any other state than this.
+    pub state_ne: Option<JobState>,
+    /// In these states.
+    pub states: Vec<JobState>,
+    /// With all of these tags.
+    pub tags: StringMap,
+    /// Where the file cleaner has not been.
+    pub pending_file_cleanup: bool,
+}
+
+/// A column to order by; ids break ties.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OrderBy {
+    /// By id alone.
+    #[default]
+    Id,
+    /// By the time of the last change.
+    LastUpdate,
+    /// By state, in the order of a Job's life.
+    State,
+    /// By workdir.
+    Workdir,
+}
+
+/// The tables that a query reads: `jobs` as `j`, `job_details` as `d`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Tables {
+    Hot,
+    Cold,
+    Both,
+}
+
+impl JobFilter {
+    /// The query for the ids of the Jobs in an order, to which paging can be added.
+    #[must_use]
+    pub fn ids_query(&self, owner: UserId, by: OrderBy, descending: bool) -> QueryBuilder<Postgres> {
+        let tables = self.tables(by);
+        let mut sql = QueryBuilder::new("select ");
+        sql.push(tables.id()).push(" as id");
+        self.push_from(&mut sql, tables, owner);
+        let way = if descending { " desc" } else { "" };
+        sql.push(" order by ");
+        match by {
+            OrderBy::Id => sql.push(tables.id()).push(way),
+            OrderBy::LastUpdate => sql.push("j.last_update").push(way).push(", j.id"),
+            OrderBy::State => sql.push("j.state").push(way).push(", j.id"),
+            OrderBy::Workdir => sql.push("d.workdir").push(way).push(", d.job_id"),
+        };
+        sql
+    }
+
+    /// Up to `limit` of the ids of the Jobs beyond `after`, in their order.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn ids_after(
+        &self,
+        conn: &mut PgConnection,
+        owner: UserId,
+        after: JobId,
+        limit: i64,
+    ) -> ApiResult<Vec<JobId>> {
+        let tables = self.tables(OrderBy::Id);
+        let mut sql = QueryBuilder::new("select ");
+        sql.push(tables.id()).push(" as id");
+        self.push_from(&mut sql, tables, owner);
+        sql.push(" and ").push(tables.id()).push(" > ").push_bind(after);
+        sql.push(" order by ").push(tables.id()).push(" limit ").push_bind(limit);
+        Ok(sql.build_query_scalar().fetch_all(conn).await?)
+    }
+
+    /// How many Jobs match.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn count(&self, conn: &mut PgConnection, owner: UserId) -> ApiResult<i64> {
+        if self.is_tallied() {
+            if let Some(by_state) = self.tallies(conn, owner).await? {
+                return Ok(by_state.iter().map(|(_, jobs)| jobs).sum());
+            }
+        }
+        let mut sql = QueryBuilder::new("select count(*)");
+        self.push_from(&mut sql, self.tables(OrderBy::Id), owner);
+        Ok(sql.build_query_scalar().fetch_one(conn).await?)
+    }
+
+    /// How many Jobs match, by state.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn count_by_state(&self, conn: &mut PgConnection, owner: UserId) -> ApiResult<Vec<(JobState, i64)>> {
+        if self.is_tallied()
+            && let Some(by_state) = self.tallies(conn, owner).await?
+        {
+            return Ok(by_state);
+        }
+        let mut sql = QueryBuilder::new("select j.state, count(*)");
+        let tables = if self.tables(OrderBy::LastUpdate) == Tables::Hot { Tables::Hot } else { Tables::Both };
+        self.push_from(&mut sql, tables, owner);
+        sql.push(" group by j.state");
+        Ok(sql.build_query_as().fetch_all(conn).await?)
+    }
+
+    /// Whether nothing but Sites and states is asked, which the tallies know.
+    fn is_tallied(&self) -> bool {
+        !self.has_hot_conditions() && !self.has_cold_conditions() && self.ids.is_empty() && self.app_id.is_none()
+    }
+
+    /// The counts by state from the tallies; `None` while Jobs of a deleted App are being removed,
+    /// which the tallies still count.
+    async fn tallies(&self, conn: &mut PgConnection, owner: UserId) -> ApiResult<Option<Vec<(JobState, i64)>>> {
+        const SQL: &str = "select state, sum(jobs)::bigint, exists (select from deleted_apps d \
+             join sites s on s.id = d.site_id where d.owner_id = $1) from job_tallies where owner_id = $1 \
+             and site_id = any(array(select id from sites where owner_id = $1 and ($2 = '{}' or id = any($2)))) \
+             and ($3 = '{}' or state = any($3)) and state is distinct from $4 group by state having sum(jobs) <> 0";
+        let rows: Vec<(JobState, i64, bool)> = sqlx::query_as(SQL)
+            .bind(owner)
+            .bind(&self.site_ids)
+            .bind(&self.states)
+            .bind(self.state_ne)
+            .fetch_all(conn)
+            .await?;
+        if rows.iter().any(|(_, _, removing)| *removing) {
+            return Ok(None);
+        }
+        Ok(Some(rows.into_iter().map(|(state, jobs, _)| (state, jobs)).collect()))
+    }
+
+    fn has_hot_conditions(&self) -> bool {
+        self.batch_job_id.is_some()
+            || self.last_update_before.is_some()
+            || self.last_update_after.is_some()
+            || !self.tags.is_empty()
+            || self.pending_file_cleanup
+    }
+
+    fn has_cold_conditions(&self) -> bool {
+        self.workdir_contains.is_some() || !self.parent_ids.is_empty()
+    }
+
+    /// Plain lists read the cold half, whose indexes no state change touches.
+    fn tables(&self, by: OrderBy) -> Tables {
+        let hot = self.has_hot_conditions() || !self.states.is_empty() || self.state_ne.is_some();
+        let cold = self.workdir_contains.is_some();
+        match by {
+            OrderBy::Id if !hot => Tables::Cold,
+            OrderBy::Workdir if !hot => Tables::Cold,
+            OrderBy::Workdir => Tables::Both,
+            _ if cold => Tables::Both,
+            _ => Tables::Hot,
+        }
+    }
+
+    fn push_from(&self, sql: &mut QueryBuilder<Postgres>, tables: Tables, owner: UserId) {
+        let t = match tables {
+            Tables::Hot => {
+                sql.push(" from jobs j");
+                "j"
+            }
+            Tables::Cold => {
+                sql.push(" from job_details d");
+                "d"
+            }
+            Tables::Both => {
+                sql.push(" from jobs j join job_details d on d.job_id = j.id");
+                "j"
+            }
+        };
+        let id = tables.id();
+        sql.push(" where ").push(t).push(".owner_id = ").push_bind(owner);
+        if tables == Tables::Both {
+            sql.push(" and d.owner_id = ").push_bind(owner);
+        }
+        sql.push(" and ").push(t);
+        sql.push(".app_id <> all(array(select app_id from deleted_apps where owner_id = ").push_bind(owner).push("))");
+        if !self.ids.is_empty() {
+            sql.push(" and ").push(id).push(" = any(").push_bind(self.ids.clone()).push(")");
+        }
+        if !self.parent_ids.is_empty() {
+            sql.push(" and ").push(id).push(" in (select child_id from job_edges where parent_id = any(");
+            sql.push_bind(self.parent_ids.clone()).push("))");
+        }
+        if let Some(app) = self.app_id {
+            sql.push(" and ").push(t).push(".app_id = ").push_bind(app);
+        }
+        match self.site_ids.as_slice() {
+            [] => {}
+            // An equality keeps the order of an index.
+            [site] => {
+                sql.push(" and ").push(t).push(".site_id = ").push_bind(*site);
+            }
+            sites => {
+                sql.push(" and ").push(t).push(".site_id = any(").push_bind(sites.to_vec()).push(")");
+            }
+        }
+        if let Some(batch_job) = self.batch_job_id {
+            sql.push(" and j.batch_job_id = ").push_bind(batch_job);
+        }
+        if let Some(time) = self.last_update_before {
+            sql.push(" and j.last_update <= ").push_bind(time);
+        }
+        if let Some(time) = self.last_update_after {
+            sql.push(" and j.last_update >= ").push_bind(time);
+        }
+        if let Some(text) = &self.workdir_contains {
+            sql.push(" and strpos(d.workdir, ").push_bind(text.clone()).push(") > 0");
+        }
+        match self.states.as_slice() {
+            [] => {}
+            [state] => {
+                sql.push(" and j.state = ").push_bind(*state);
+            }
+            states => {
+                sql.push(" and j.state = any(").push_bind(states.to_vec()).push(")");
+            }
+        }
+        if let Some(state) = self.state_ne {
+            sql.push(" and j.state <> ").push_bind(state);
+        }
+        if !self.tags.is_empty() {
+            sql.push(" and j.tags @> ").push_bind(Json(self.tags.clone()));
+            tags::push_have(sql, "j.id", owner, &self.tags);
+        }
+        if self.pending_file_cleanup {
+            sql.push(" and j.pending_file_cleanup");
+        }
+    }
+}
+
+impl Tables {
+    fn id(self) -> &'static str {
+        match self {
+            Self::Hot | Self::Both => "j.id",
+            Self::Cold => "d.job_id",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plain_lists_read_the_cold_half() {
+        let plain = JobFilter { site_ids: vec![SiteId(1)], ..JobFilter::default() };
+        assert_eq!(plain.tables(OrderBy::Id), Tables::Cold);
+        assert_eq!(plain.tables(OrderBy::LastUpdate), Tables::Hot);
+        let by_state = JobFilter { states: vec![JobState::Failed], ..JobFilter::default() };
+        assert_eq!(by_state.tables(OrderBy::Id), Tables::Hot);
+        assert_eq!(by_state.tables(OrderBy::Workdir), Tables::Both);
+        let by_text = JobFilter { workdir_contains: Some("x".into()), ..by_state };
+        assert_eq!(by_text.tables(OrderBy::Id), Tables::Both);
+    }
+
+    #[test]
+    fn every_query_is_bound_to_the_owner() {
+        for by in [OrderBy::Id, OrderBy::LastUpdate, OrderBy::State, OrderBy::Workdir] {
+            let sql = JobFilter::default().ids_query(UserId(1), by, true);
+            assert!(sql.sql().as_str().contains("owner_id = $1"), "{by:?}");
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! Sessions: leases that live by heartbeats, and what their end means to the Jobs they hold.
+//!
+//! A call on a Session updates its row first, so calls of one Session run one after the other, and
+//! none runs beside its end: that is the fence.
+
+use std::time::Duration;
+
+use copal_schemas::{
+    BatchJobId, JobId, SessionId, SiteId, Timestamp, UserId,
+    session::{Session, SessionCreate, Signals},
+};
+use sqlx::{FromRow, PgConnection};
+
+use super::transition::{Moves, Which};
+use crate::error::{ApiError, ApiResult};
+
+/// Sessions ended by one sweep's transaction; those that are left have their turn at once.
+const SWEEP_CHUNK: i64 = 20;
+
+#[derive(FromRow)]
+struct SessionRow {
+    id: SessionId,
+    site_id: SiteId,
+    batch_job_id: Option<BatchJobId>,
+    heartbeat: Timestamp,
+}
+
+impl From<SessionRow> for Session {
+    fn from(row: SessionRow) -> Self {
+        let SessionRow { id, site_id, batch_job_id, heartbeat } = row;
+        Self { id, site_id, batch_job_id, heartbeat }
+    }
+}
+
+/// A Session that is alive and locked until the transaction ends.
+#[derive(Clone, Copy, Debug, FromRow)]
+pub struct Holder {
+    /// The Session.
+    pub id: SessionId,
+    /// The Site whose Jobs it may hold.
+    pub site_id: SiteId,
+    /// The BatchJob that its launcher runs in.
+    pub batch_job_id: Option<BatchJobId>,
+}
+
+/// Opens a Session.
+///
+/// # Errors
+/// 400 when the Site is not the user's or the BatchJob is not of that Site.
+pub async fn create(conn: &mut PgConnection, owner: UserId, new: &SessionCreate) -> ApiResult<Session> {
+    // The row lock keeps the Site (and so the Session's cascade) from vanishing meanwhile.
+    const SITE: &str = "select id from sites where id = $1 and owner_id = $2 for key share";
+    let site: Option<SiteId> =
+        sqlx::query_scalar(SITE).bind(new.site_id).bind(owner).fetch_optional(&mut *conn).await?;
+    if site.is_none() {
+        return Err(ApiError::conflict(format!("Site {} does not exist, or is not yours", new.site_id)));
+    }
+    if let Some(batch_job) = new.batch_job_id {
+        const BATCH_JOB: &str = "select id from batch_jobs where id = $1 and site_id = $2 for key share";
+        let known: Option<BatchJobId> =
+            sqlx::query_scalar(BATCH_JOB).bind(batch_job).bind(new.site_id).fetch_optional(&mut *conn).await?;
+        if known.is_none() {
+            return Err(ApiError::conflict(format!("Site {} has no BatchJob {batch_job}", new.site_id)));
+        }
+    }
+    const SQL: &str = "insert into sessions (owner_id, site_id, batch_job_id) values ($1, $2, $3) \
+         returning id, site_id, batch_job_id, heartbeat";
+    let row: SessionRow =
+        sqlx::query_as(SQL).bind(owner).bind(new.site_id).bind(new.batch_job_id).fetch_one(conn).await?;
+    Ok(row.into())
+}
+
+/// The Sessions of a user, or those among `ids`.
+///
+/// # Errors
+/// The database's.
+pub async fn list(conn: &mut PgConnection, owner: UserId, ids: &[SessionId]) -> ApiResult<Vec<Session>> {
+    const SQL: &str = "select id, site_id, batch_job_id, heartbeat from sessions \
+         where owner_id = $1 and ($2 = '{}' or id = any($2)) order by id";
+    let rows: Vec<SessionRow> = sqlx::query_as(SQL).bind(owner).bind(ids).fetch_all(conn).await?;
+    Ok(rows.into_iter().map(Session::from).collect())
+}
+
+/// Notes a sign of life and locks the Session.
+///
+/// # Errors
+/// `session_ended` when the user has no such Session (any more).
+pub async fn beat(conn: &mut PgConnection, owner: UserId, id: SessionId) -> ApiResult<Holder> {
+    const SQL: &str = "update sessions set heartbeat = clock_timestamp(), alive_at = clock_timestamp() \
+         where id = $1 and owner_id = $2 returning id, site_id, batch_job_id";
+    let holder: Option<Holder> = sqlx::query_as(SQL).bind(id).bind(owner).fetch_optional(conn).await?;
+    holder.ok_or_else(|| ApiError::session_ended(id))
+}
+
+/// What the holder must do now.
+///
+/// # Errors
+/// The database's.
+pub async fn signals(conn: &mut PgConnection, holder: Holder) -> ApiResult<Signals> {
+    const SQL: &str = "select array(select id from jobs where session_id = $1 and cancel_requested order by id), \
+         exists (select from batch_jobs where id = $2 and state = 'pending_deletion')";
+    let (cancel, stop): (Vec<JobId>, bool) =
+        sqlx::query_as(SQL).bind(holder.id).bind(holder.batch_job_id).fetch_one(conn).await?;
+    Ok(Signals { cancel, stop })
+}
+
+/// Ends a Session of a user and frees its Jobs.
+///
+/// # Errors
+/// `session_ended` when the user has no such Session (any more).
+pub async fn delete(conn: &mut PgConnection, owner: UserId, id: SessionId) -> ApiResult<()> {
+    const LOCK: &str = "select id from sessions where id = $1 and owner_id = $2 for update";
+    let found: Option<SessionId> = sqlx::query_scalar(LOCK).bind(id).bind(owner).fetch_optional(&mut *conn).await?;
+    if found.is_none() {
+        return Err(ApiError::session_ended(id));
+    }
+    end(conn, &[id]).await
+}
+
+/// Ends the Sessions of BatchJobs that are over and frees their Jobs.
+///
+/// # Errors
+/// The database's.
+pub async fn end_for_batch_jobs(conn: &mut PgConnection, batch_jobs: &[BatchJobId]) -> ApiResult<()> {
+    const LOCK: &str = "select id from sessions where batch_job_id = any($1) order by id for update";
+    let ids: Vec<SessionId> = sqlx::query_scalar(LOCK).bind(batch_jobs).fetch_all(&mut *conn).await?;
+    end(conn, &ids).await
+}
+
+/// Ends locked Sessions: their RUNNING Jobs become RUN_TIMEOUT and go on by their policy, all
+/// others keep their state, and all are free.
+async fn end(conn: &mut PgConnection, ids: &[SessionId]) -> ApiResult<()> {
+    if ids.is_empty() {
+        return Ok(());
+    }
+    let mut moves = Moves::lock(&mut *conn, Which::HeldBy(ids)).await?;
+    for (now, job) in moves.iter_mut() {
+        job.lose_session(now);
+    }
+    moves.apply(&mut *conn).await?;
+    sqlx::query("delete from sessions where id = any($1)").bind(ids).execute(conn).await?;
+    Ok(())
+}
+
+/// What a sweep found.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Swept {
+    /// Sessions that were ended.
+    pub ended: usize,
+    /// Whether another sweep is worth while at once.
+    pub more: bool,
+    /// How long no process of the service had swept, where that was so long that it was down.
+    pub was_down: Option<Duration>,
+}
+
+/// Ends Sessions that are silent for longer than `lease` (or `hold`, while their BatchJob runs by
+/// the agent's latest report), and those whose BatchJob is over. Only one process does at a time;
+/// the others find nothing. A gap of more than `pause` since the last sweep was an outage of the
+/// service, which counts for no lease.
+///
+/// # Errors
+/// The database's.
+pub async fn sweep(conn: &mut PgConnection, lease: Duration, hold: Duration, pause: Duration) -> ApiResult<Swept> {
+    // Of all processes on this database; released at the transaction's end.
+    const LOCK: &str = "select pg_try_advisory_xact_lock(hashtext('copal sweep'))";
+    if !sqlx::query_scalar::<_, bool>(LOCK).fetch_one(&mut *conn).await? {
+        return Ok(Swept::default());
+    }
+    let was_down = skip_downtime(&mut *conn, pause).await?;
+    const LAPSED: &str = "select s.id from sessions s left join batch_jobs b on b.id = s.batch_job_id \
+         where (s.alive_at < clock_timestamp() - make_interval(secs => $1) \
+         and not (coalesce(b.state = 'running', false) and s.alive_at >= clock_timestamp() - make_interval(secs => $2))) \
+         or coalesce(b.state in ('finished', 'submit_failed'), false) \
+         order by s.id limit $3 for update of s skip locked";
+    let ids: Vec<SessionId> = sqlx::query_scalar(LAPSED)
+        .bind(lease.as_secs_f64())
+        .bind(hold.max(lease).as_secs_f64())
+        .bind(SWEEP_CHUNK)
+        .fetch_all(&mut *conn)
+        .await?;
+    end(conn, &ids).await?;
+    Ok(Swept { ended: ids.len(), more: ids.len() as i64 == SWEEP_CHUNK, was_down })
+}
+
+/// Moves all leases on by the time in which no process of the service was there to hear heartbeats.
+async fn skip_downtime(conn: &mut PgConnection, pause: Duration) -> ApiResult<Option<Duration>> {
+    const CLOCK: &str = "update service_clock c set swept_at = clock_timestamp() from service_clock old \
+         returning extract(epoch from c.swept_at - old.swept_at)::float8";
+    let gap_sec: f64 = sqlx::query_scalar(CLOCK).fetch_one(&mut *conn).await?;
+    let Ok(gap) = Duration::try_from_secs_f64(gap_sec) else { return Ok(None) };
+    if gap <= pause {
+        return Ok(None);
+    }
+    const SHIFT: &str = "update sessions set alive_at = least(alive_at + make_interval(secs => $1), clock_timestamp())";
+    sqlx::query(SHIFT).bind(gap_sec).execute(conn).await?;
+    Ok(Some(gap))
+}

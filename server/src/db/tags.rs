@@ -1,0 +1,117 @@
+//! Tags: which Jobs have which. `jobs.tags` is what is shown and compared, `job_tags` finds Jobs
+//! by a tag without an index on the row that state changes rewrite.
+
+use copal_schemas::{JobId, StringMap, UserId};
+use sha2::{Digest as _, Sha256};
+use sqlx::{PgConnection, Postgres, QueryBuilder, types::Json};
+
+use crate::error::ApiResult;
+
+/// The number under which a tag is found. Two tags may share one, so readers compare `jobs.tags` too.
+#[must_use]
+pub fn number(key: &str, value: &str) -> i64 {
+    let mut hash = Sha256::new();
+    // The length keeps ("ab", "c") and ("a", "bc") apart.
+    hash.update((key.len() as u64).to_le_bytes());
+    hash.update(key);
+    hash.update(value);
+    let mut first = [0; 8];
+    first.copy_from_slice(&hash.finalize()[..8]);
+    i64::from_le_bytes(first)
+}
+
+/// Records the tags of Jobs that have none recorded.
+///
+/// # Errors
+/// The database's.
+pub async fn insert<'a>(
+    conn: &mut PgConnection,
+    owner: UserId,
+    jobs: impl Iterator<Item = (JobId, &'a StringMap)>,
+) -> ApiResult<()> {
+    let mut rows: Vec<(i64, JobId)> =
+        jobs.flat_map(|(id, tags)| tags.iter().map(move |(key, value)| (number(key, value), id))).collect();
+    if rows.is_empty() {
+        return Ok(());
+    }
+    rows.sort_unstable();
+    rows.dedup();
+    const SQL: &str =
+        "insert into job_tags (owner_id, tag, job_id) select $1, * from unnest($2::bigint[], $3::bigint[])";
+    sqlx::query(SQL)
+        .bind(owner)
+        .bind(rows.iter().map(|row| row.0).collect::<Vec<_>>())
+        .bind(rows.iter().map(|row| row.1).collect::<Vec<_>>())
+        .execute(conn)
+        .await?;
+    Ok(())
+}
+
+/// Replaces the tags of locked Jobs.
+///
+/// # Errors
+/// The database's.
+pub async fn replace(conn: &mut PgConnection, owner: UserId, jobs: &[(JobId, &StringMap)]) -> ApiResult<()> {
+    if jobs.is_empty() {
+        return Ok(());
+    }
+    let ids: Vec<JobId> = jobs.iter().map(|(id, _)| *id).collect();
+    delete(&mut *conn, owner, &ids).await?;
+    const SQL: &str = "update jobs j set tags = u.tags from unnest($1::bigint[], $2::jsonb[]) as u(id, tags) \
+         where j.id = u.id";
+    let tags: Vec<_> = jobs.iter().map(|(_, tags)| Json(tags)).collect();
+    sqlx::query(SQL).bind(ids).bind(tags).execute(&mut *conn).await?;
+    insert(conn, owner, jobs.iter().copied()).await
+}
+
+/// Removes what is recorded of Jobs, by the tags that their rows still have.
+///
+/// # Errors
+/// The database's.
+pub async fn delete(conn: &mut PgConnection, owner: UserId, ids: &[JobId]) -> ApiResult<()> {
+    const READ: &str = "select id, tags from jobs where id = any($1) and tags <> '{}'";
+    let rows: Vec<(JobId, Json<StringMap>)> = sqlx::query_as(READ).bind(ids).fetch_all(&mut *conn).await?;
+    if rows.is_empty() {
+        return Ok(());
+    }
+    let pairs: Vec<(i64, JobId)> =
+        rows.iter().flat_map(|(id, tags)| tags.iter().map(move |(key, value)| (number(key, value), *id))).collect();
+    const SQL: &str = "delete from job_tags t using unnest($2::bigint[], $3::bigint[]) as u(tag, job_id) \
+         where t.owner_id = $1 and t.tag = u.tag and t.job_id = u.job_id";
+    sqlx::query(SQL)
+        .bind(owner)
+        .bind(pairs.iter().map(|pair| pair.0).collect::<Vec<_>>())
+        .bind(pairs.iter().map(|pair| pair.1).collect::<Vec<_>>())
+        .execute(conn)
+        .await?;
+    Ok(())
+}
+
+/// Conditions that the Job in `column` has all of these tags, but for two tags that share a number.
+pub fn push_have(sql: &mut QueryBuilder<Postgres>, column: &str, owner: UserId, tags: &StringMap) {
+    for (key, value) in tags {
+        sql.push(" and ").push(column).push(" in (select job_id from job_tags where owner_id = ").push_bind(owner);
+        sql.push(" and tag = ").push_bind(number(key, value)).push(")");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_stable_and_keep_key_and_value_apart() {
+        assert_eq!(number("system", "H2O"), number("system", "H2O"));
+        assert_ne!(number("ab", "c"), number("a", "bc"));
+        assert_ne!(number("a", ""), number("", "a"));
+        // Stored in the database: may never change.
+        assert_eq!(number("a", "b"), number_of_a_b());
+    }
+
+    fn number_of_a_b() -> i64 {
+        let mut hash = Sha256::new();
+        hash.update([1, 0, 0, 0, 0, 0, 0, 0, b'a', b'b']);
+        let bytes: [u8; 8] = hash.finalize()[..8].try_into().unwrap();
+        i64::from_le_bytes(bytes)
+    }
+}

@@ -1,0 +1,220 @@
+//! TransferItems: listed, updated, and the Jobs that go on when their last one is done.
+
+use std::collections::HashSet;
+
+use copal_schemas::{
+    JobId, JobState, JsonObject, SiteId, StringMap, TransferId, UserId,
+    page::Page,
+    transfer::{Direction, TransferItem, TransferPatch, TransferPatchItem, TransferState},
+};
+use sqlx::{FromRow, PgConnection, Postgres, QueryBuilder, types::Json};
+
+use super::{
+    tags,
+    transition::{Moves, Which},
+};
+use crate::{
+    error::{ApiError, ApiResult},
+    extract::Paging,
+};
+
+#[derive(FromRow)]
+struct TransferRow {
+    state: TransferState,
+    task_id: String,
+    transfer_info: Json<JsonObject>,
+    id: TransferId,
+    job_id: JobId,
+    direction: Direction,
+    local_path: String,
+    remote_path: String,
+    location_alias: String,
+    recursive: bool,
+}
+
+/// The columns of a [`TransferRow`].
+macro_rules! transfer_columns {
+    () => {
+        "t.state, t.task_id, t.transfer_info, t.id, t.job_id, t.direction, t.local_path, t.remote_path, \
+         t.location_alias, t.recursive"
+    };
+}
+
+impl From<TransferRow> for TransferItem {
+    fn from(row: TransferRow) -> Self {
+        Self {
+            state: row.state,
+            task_id: row.task_id,
+            transfer_info: row.transfer_info.0,
+            id: row.id,
+            job_id: row.job_id,
+            direction: row.direction,
+            local_path: row.local_path,
+            remote_path: row.remote_path,
+            location_alias: row.location_alias,
+            recursive: row.recursive,
+        }
+    }
+}
+
+/// Which transfers of a user are meant; everything empty means all.
+#[derive(Clone, Debug, Default)]
+pub struct TransferFilter {
+    /// These.
+    pub ids: Vec<TransferId>,
+    /// At this Site.
+    pub site_id: Option<SiteId>,
+    /// Of these Jobs.
+    pub job_ids: Vec<JobId>,
+    /// In these states.
+    pub states: Vec<TransferState>,
+    /// This way.
+    pub direction: Option<Direction>,
+    /// Of Jobs in this state.
+    pub job_state: Option<JobState>,
+    /// Of Jobs with all of these tags.
+    pub tags: StringMap,
+}
+
+impl TransferFilter {
+    fn push_from(&self, sql: &mut QueryBuilder<Postgres>, owner: UserId) {
+        sql.push(" from transfers t where t.owner_id = ").push_bind(owner);
+        // Those of deleted Sites and Apps are being removed behind.
+        sql.push(" and t.site_id = any(array(select id from sites where owner_id = ").push_bind(owner).push("))");
+        if !self.ids.is_empty() {
+            sql.push(" and t.id = any(").push_bind(self.ids.clone()).push(")");
+        }
+        if let Some(site) = self.site_id {
+            sql.push(" and t.site_id = ").push_bind(site);
+        }
+        if !self.job_ids.is_empty() {
+            sql.push(" and t.job_id = any(").push_bind(self.job_ids.clone()).push(")");
+        }
+        if !self.states.is_empty() {
+            if !self.states.iter().any(|state| matches!(state, TransferState::Done | TransferState::AwaitingJob)) {
+                // As the partial index has it.
+                sql.push(" and t.state not in ('done', 'awaiting_job')");
+            }
+            sql.push(" and t.state = any(").push_bind(self.states.clone()).push(")");
+        }
+        if let Some(direction) = self.direction {
+            sql.push(" and t.direction = ").push_bind(direction);
+        }
+        if let Some(state) = self.job_state {
+            sql.push(" and exists (select from jobs j where j.id = t.job_id and j.state = ").push_bind(state).push(")");
+        }
+        if !self.tags.is_empty() {
+            sql.push(" and exists (select from jobs j where j.id = t.job_id and j.tags @> ");
+            sql.push_bind(Json(self.tags.clone())).push(")");
+            tags::push_have(sql, "t.job_id", owner, &self.tags);
+        }
+    }
+}
+
+/// A page of a user's transfers.
+///
+/// # Errors
+/// The database's.
+pub async fn list(
+    conn: &mut PgConnection,
+    owner: UserId,
+    filter: &TransferFilter,
+    paging: Paging,
+) -> ApiResult<Page<TransferItem>> {
+    let mut sql = QueryBuilder::new("select count(*)");
+    filter.push_from(&mut sql, owner);
+    let count: i64 = sql.build_query_scalar().fetch_one(&mut *conn).await?;
+    if paging.limit == 0 || paging.offset >= count {
+        return Ok(Page { count, results: Vec::new() });
+    }
+    let mut sql = QueryBuilder::new(concat!("select ", transfer_columns!()));
+    filter.push_from(&mut sql, owner);
+    sql.push(" order by t.id limit ").push_bind(paging.limit).push(" offset ").push_bind(paging.offset);
+    let rows: Vec<TransferRow> = sql.build_query_as().fetch_all(conn).await?;
+    Ok(Page { count, results: rows.into_iter().map(TransferItem::from).collect() })
+}
+
+/// Transfers of a user in the order of `ids`; those that do not exist are left out.
+async fn get_in_order(conn: &mut PgConnection, owner: UserId, ids: &[TransferId]) -> ApiResult<Vec<TransferItem>> {
+    const SQL: &str = concat!(
+        "select ",
+        transfer_columns!(),
+        " from unnest($1::bigint[]) with ordinality as u(id, place) join transfers t on t.id = u.id \
+          where t.owner_id = $2 and t.site_id = any(array(select id from sites where owner_id = $2)) order by u.place"
+    );
+    let rows: Vec<TransferRow> = sqlx::query_as(SQL).bind(ids).bind(owner).fetch_all(conn).await?;
+    Ok(rows.into_iter().map(TransferItem::from).collect())
+}
+
+/// One transfer of a user.
+///
+/// # Errors
+/// 404 when the user has no such transfer.
+pub async fn get(conn: &mut PgConnection, owner: UserId, id: TransferId) -> ApiResult<TransferItem> {
+    let found = get_in_order(conn, owner, &[id]).await?.pop();
+    found.ok_or_else(|| ApiError::not_found(format!("transfer {id}")))
+}
+
+/// Updates one transfer.
+///
+/// # Errors
+/// 404 when the user has no such transfer.
+pub async fn update_one(
+    conn: &mut PgConnection,
+    owner: UserId,
+    id: TransferId,
+    patch: TransferPatch,
+) -> ApiResult<TransferItem> {
+    get(&mut *conn, owner, id).await?;
+    let updated = update_many(conn, owner, vec![TransferPatchItem { id, patch }]).await?.pop();
+    updated.ok_or_else(|| ApiError::not_found(format!("transfer {id}")))
+}
+
+/// Updates transfers, each in its own way, all or none, and lets Jobs whose last one is done go on.
+///
+/// # Errors
+/// 400 for unknown or doubled ids.
+pub async fn update_many(
+    conn: &mut PgConnection,
+    owner: UserId,
+    items: Vec<TransferPatchItem>,
+) -> ApiResult<Vec<TransferItem>> {
+    if items.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut seen = HashSet::with_capacity(items.len());
+    if let Some(doubled) = items.iter().find(|item| !seen.insert(item.id)) {
+        return Err(ApiError::conflict(format!("transfer {} is named twice in this call", doubled.id)));
+    }
+    let ids: Vec<TransferId> = items.iter().map(|item| item.id).collect();
+    // The Jobs are locked first, as everywhere, so that each of two transfers that end at the same
+    // time sees the other one.
+    const JOBS: &str = "select id from jobs where owner_id = $2 \
+         and id in (select job_id from transfers where id = any($1) and owner_id = $2) order by id for no key update";
+    let jobs: Vec<JobId> = sqlx::query_scalar(JOBS).bind(&ids).bind(owner).fetch_all(&mut *conn).await?;
+    const SQL: &str = "update transfers t set state = coalesce((u.p->>'state')::transfer_state, t.state), \
+         task_id = coalesce(u.p->>'task_id', t.task_id), \
+         transfer_info = coalesce(u.p->'transfer_info', t.transfer_info) \
+         from unnest($1::bigint[], $2::jsonb[]) as u(id, p) \
+         where t.id = u.id and t.owner_id = $3 and t.site_id = any(array(select id from sites where owner_id = $3))";
+    let updated = sqlx::query(SQL)
+        .bind(&ids)
+        .bind(items.iter().map(|item| Json(&item.patch)).collect::<Vec<_>>())
+        .bind(owner)
+        .execute(&mut *conn)
+        .await?;
+    if updated.rows_affected() < ids.len() as u64 {
+        let known = get_in_order(&mut *conn, owner, &ids).await?;
+        let unknown = ids.iter().find(|id| !known.iter().any(|transfer| transfer.id == **id));
+        let unknown = unknown.map_or_else(String::new, TransferId::to_string);
+        return Err(ApiError::conflict(format!(
+            "transfer {unknown} does not exist, or is not yours; nothing was changed"
+        )));
+    }
+    let mut moves = Moves::lock(&mut *conn, Which::Owned(owner, &jobs)).await?;
+    for (now, job) in moves.iter_mut() {
+        job.follow_transfers(now);
+    }
+    moves.apply(&mut *conn).await?;
+    get_in_order(conn, owner, &ids).await
+}

@@ -1,0 +1,297 @@
+//! Jobs (contract, section 5, and Copal's additions).
+
+use actix_web::{HttpRequest, HttpResponse, http::header::CONTENT_TYPE, web};
+use copal_schemas::{
+    JobId, JobState,
+    job::{Attempt, Cancelled, Job, JobCreate, JobPatch, JobPatchItem},
+    page::{MAX_BULK, Page},
+    problem::Problem,
+};
+
+use crate::{
+    app::Shared,
+    db::{
+        self,
+        job_filter::{JobFilter, OrderBy},
+    },
+    error::{ApiError, ApiResult},
+    extract::{CurrentUser, PatchItems, PathId, QueryParams, ValidJson},
+};
+
+const ORDERINGS: &[&str] = &["id", "-id", "last_update", "-last_update", "state", "-state", "workdir", "-workdir"];
+
+fn filter(query: &QueryParams) -> ApiResult<JobFilter> {
+    Ok(JobFilter {
+        ids: query.ids("id")?,
+        parent_ids: query.ids("parent_id")?,
+        app_id: query.id("app_id")?,
+        site_ids: query.ids("site_id")?,
+        batch_job_id: query.id("batch_job_id")?,
+        last_update_before: query.datetime("last_update_before")?,
+        last_update_after: query.datetime("last_update_after")?,
+        workdir_contains: query.text("workdir__contains").map(Into::into),
+        state_ne: query.variant("state__ne")?,
+        states: query.variants("state")?,
+        tags: query.pairs("tags").into_iter().collect(),
+        pending_file_cleanup: query.boolean("pending_file_cleanup")?.unwrap_or(false),
+    })
+}
+
+fn ordering(query: &QueryParams) -> ApiResult<(OrderBy, bool)> {
+    let Some(word) = query.one_of("ordering", ORDERINGS)? else { return Ok((OrderBy::Id, false)) };
+    let by = match word.trim_start_matches('-') {
+        "last_update" => OrderBy::LastUpdate,
+        "state" => OrderBy::State,
+        "workdir" => OrderBy::Workdir,
+        _ => OrderBy::Id,
+    };
+    Ok((by, word.starts_with('-')))
+}
+
+/// Lists the user's Jobs.
+#[utoipa::path(get, path = "/jobs/", tag = "jobs", params(
+    ("id" = Option<Vec<i64>>, Query, description = "One of these"),
+    ("parent_id" = Option<Vec<i64>>, Query, description = "Children of one of these"),
+    ("app_id" = Option<i64>, Query, description = "Of this App"),
+    ("site_id" = Option<Vec<i64>>, Query, description = "At one of these Sites"),
+    ("batch_job_id" = Option<i64>, Query, description = "That ran in this BatchJob last"),
+    ("last_update_before" = Option<String>, Query, description = "Changed then or earlier"),
+    ("last_update_after" = Option<String>, Query, description = "Changed then or later"),
+    ("workdir__contains" = Option<String>, Query, description = "With this text in their workdir"),
+    ("state__ne" = Option<JobState>, Query, description = "In any other state"),
+    ("state" = Option<Vec<JobState>>, Query, description = "In one of these states"),
+    ("tags" = Option<Vec<String>>, Query, description = "KEY:VALUE, all of which they have"),
+    ("pending_file_cleanup" = Option<bool>, Query, description = "true: where the file cleaner has not been"),
+    ("ordering" = Option<String>, Query, description = "id, last_update, state or workdir, with - before it for descending"),
+    ("limit" = Option<i64>, Query, minimum = 0, maximum = 100_000, description = "Rows at most"),
+    ("offset" = Option<i64>, Query, minimum = 0, description = "Rows left out before the first"),
+), responses(
+    (status = 200, description = "A page of Jobs", body = Page<Job>),
+    (status = 422, description = "A parameter is wrong", body = Problem, content_type = "application/problem+json"),
+))]
+pub(super) async fn list_jobs(
+    shared: web::Data<Shared>,
+    user: CurrentUser,
+    query: QueryParams,
+) -> ApiResult<HttpResponse> {
+    let (filter, order, page) = (filter(&query)?, ordering(&query)?, query.paging()?);
+    let mut connection = shared.pool.acquire().await?;
+    let jobs = db::jobs::list(&mut connection, user.id, &filter, order, page).await?;
+    drop(connection);
+    Ok(HttpResponse::Ok().json(jobs))
+}
+
+/// Counts the user's Jobs by state, with the filters of the list. States without any are left out.
+#[utoipa::path(get, path = "/jobs/by-state", tag = "jobs", responses(
+    (status = 200, description = "State to count", body = std::collections::BTreeMap<String, i64>),
+    (status = 422, description = "A parameter is wrong", body = Problem, content_type = "application/problem+json"),
+))]
+pub(super) async fn count_jobs_by_state(
+    shared: web::Data<Shared>,
+    user: CurrentUser,
+    query: QueryParams,
+) -> ApiResult<HttpResponse> {
+    let filter = filter(&query)?;
+    let mut connection = shared.pool.acquire().await?;
+    Ok(HttpResponse::Ok().json(db::jobs::count_by_state(&mut connection, user.id, &filter).await?))
+}
+
+/// Creates up to 5000 Jobs, all or none. The answer has them in the order of the body.
+#[utoipa::path(post, path = "/jobs/", tag = "jobs", request_body = Vec<JobCreate>, params(
+    ("Idempotency-Key" = Option<String>, Header, description = "Makes a repeated request create nothing again"),
+), responses(
+    (status = 201, description = "The Jobs", body = Vec<Job>),
+    (status = 400, description = "Too many, a workdir named twice, an unknown slot or location", body = Problem, content_type = "application/problem+json"),
+    (status = 404, description = "An App or parent is unknown", body = Problem, content_type = "application/problem+json"),
+    (status = 409, description = "The Idempotency-Key belongs to another request", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "A field is missing or wrong", body = Problem, content_type = "application/problem+json"),
+))]
+pub(super) async fn create_jobs(
+    shared: web::Data<Shared>,
+    user: CurrentUser,
+    request: HttpRequest,
+    body: ValidJson<Vec<JobCreate>>,
+) -> ApiResult<HttpResponse> {
+    let jobs = body.0;
+    if jobs.len() > MAX_BULK {
+        return Err(ApiError::bulk_too_large(jobs.len()));
+    }
+    if jobs.is_empty() {
+        return Ok(HttpResponse::Created().json(jobs));
+    }
+    let key = match request.headers().get("Idempotency-Key") {
+        None => None,
+        Some(key) => Some(key.to_str().map_err(|_| {
+            ApiError::invalid_at(vec!["header".into(), "Idempotency-Key".into()], "only ASCII letters are taken")
+        })?),
+    };
+    let Some(key) = key else {
+        let created =
+            db::transact(&shared.pool, async |tx| db::job_create::create(tx, user.id, jobs.clone()).await).await?;
+        return Ok(HttpResponse::Created().json(created));
+    };
+    let canonical = serde_json::to_vec(&jobs).map_err(ApiError::internal)?;
+    let hash = db::idempotency::request_hash("POST", "/jobs/", &canonical);
+    let (status, body) = db::transact(&shared.pool, async |tx| {
+        if let Some(known) = db::idempotency::begin(tx, user.id, key, &hash).await? {
+            return Ok((known.status, known.body));
+        }
+        let created = db::job_create::create(tx, user.id, jobs.clone()).await?;
+        let body = serde_json::to_vec(&created).map_err(ApiError::internal)?;
+        db::idempotency::finish(tx, user.id, key, 201, &body).await?;
+        Ok((201, body))
+    })
+    .await?;
+    let status = actix_web::http::StatusCode::from_u16(status).map_err(ApiError::internal)?;
+    Ok(HttpResponse::build(status).insert_header((CONTENT_TYPE, "application/json")).body(body))
+}
+
+/// Changes many Jobs, each in its own way, all or none.
+#[utoipa::path(patch, path = "/jobs/", tag = "jobs", request_body = Vec<JobPatchItem>, responses(
+    (status = 200, description = "How many", body = i64),
+    (status = 400, description = "An id is unknown or comes twice, or there are too many", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "A field is wrong", body = Problem, content_type = "application/problem+json"),
+))]
+pub(super) async fn update_jobs(
+    shared: web::Data<Shared>,
+    user: CurrentUser,
+    body: PatchItems<JobId, JobPatch>,
+) -> ApiResult<HttpResponse> {
+    if body.0.len() > MAX_BULK {
+        return Err(ApiError::bulk_too_large(body.0.len()));
+    }
+    let items: Vec<JobPatchItem> = body.0.into_iter().map(|(id, patch)| JobPatchItem { id, patch }).collect();
+    let updated =
+        db::transact(&shared.pool, async |tx| db::job_patch::update_many(tx, user.id, items.clone()).await).await?;
+    Ok(HttpResponse::Ok().json(updated))
+}
+
+/// Changes all Jobs that the filters of the list match in the same way, at most 5000.
+#[utoipa::path(put, path = "/jobs/", tag = "jobs", request_body = JobPatch, responses(
+    (status = 200, description = "How many", body = i64),
+    (status = 400, description = "More than 5000 match", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "A parameter or field is wrong", body = Problem, content_type = "application/problem+json"),
+))]
+pub(super) async fn update_matching_jobs(
+    shared: web::Data<Shared>,
+    user: CurrentUser,
+    query: QueryParams,
+    body: ValidJson<JobPatch>,
+) -> ApiResult<HttpResponse> {
+    let filter = filter(&query)?;
+    let updated = db::transact(&shared.pool, async |tx| {
+        db::job_patch::update_matching(tx, user.id, &filter, body.0.clone()).await
+    })
+    .await?;
+    Ok(HttpResponse::Ok().json(updated))
+}
+
+/// Deletes all Jobs that the filters of the list match; those that a Session holds are left alone.
+#[utoipa::path(delete, path = "/jobs/", tag = "jobs", responses(
+    (status = 204, description = "They are gone"),
+    (status = 422, description = "A parameter is wrong", body = Problem, content_type = "application/problem+json"),
+))]
+pub(super) async fn delete_matching_jobs(
+    shared: web::Data<Shared>,
+    user: CurrentUser,
+    query: QueryParams,
+) -> ApiResult<HttpResponse> {
+    let filter = filter(&query)?;
+    let mut after = JobId(0);
+    while let Some(last) =
+        db::transact(&shared.pool, async |tx| db::purge::delete_some(tx, user.id, &filter, after).await).await?
+    {
+        after = last;
+    }
+    Ok(HttpResponse::NoContent().finish())
+}
+
+/// Cancels all Jobs that the filters of the list match and that are not at an end: those that wait
+/// become FAILED, those that run are killed by their launcher.
+#[utoipa::path(post, path = "/jobs/cancel", tag = "jobs", responses(
+    (status = 200, description = "How many of each", body = Cancelled),
+    (status = 422, description = "A parameter is wrong", body = Problem, content_type = "application/problem+json"),
+))]
+pub(super) async fn cancel_jobs(
+    shared: web::Data<Shared>,
+    user: CurrentUser,
+    query: QueryParams,
+) -> ApiResult<HttpResponse> {
+    let filter = filter(&query)?;
+    let mut sum = Cancelled::default();
+    let mut after = JobId(0);
+    loop {
+        let (done, last) =
+            db::transact(&shared.pool, async |tx| db::job_patch::cancel_some(tx, user.id, &filter, after).await)
+                .await?;
+        sum.cancelled += done.cancelled;
+        sum.stopping += done.stopping;
+        match last {
+            Some(last) => after = last,
+            None => return Ok(HttpResponse::Ok().json(sum)),
+        }
+    }
+}
+
+/// Shows a Job.
+#[utoipa::path(get, path = "/jobs/{id}", tag = "jobs", params(("id" = i64, Path)), responses(
+    (status = 200, description = "The Job", body = Job),
+    (status = 404, description = "No such Job", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "The id is no integer", body = Problem, content_type = "application/problem+json"),
+))]
+pub(super) async fn get_job(
+    shared: web::Data<Shared>,
+    user: CurrentUser,
+    id: PathId<JobId>,
+) -> ApiResult<HttpResponse> {
+    let mut connection = shared.pool.acquire().await?;
+    Ok(HttpResponse::Ok().json(db::jobs::get(&mut connection, user.id, id.0).await?))
+}
+
+/// Shows the runs of a Job that ended, oldest first.
+#[utoipa::path(get, path = "/jobs/{id}/attempts", tag = "jobs", params(("id" = i64, Path)), responses(
+    (status = 200, description = "The runs", body = Vec<Attempt>),
+    (status = 404, description = "No such Job", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "The id is no integer", body = Problem, content_type = "application/problem+json"),
+))]
+pub(super) async fn list_attempts(
+    shared: web::Data<Shared>,
+    user: CurrentUser,
+    id: PathId<JobId>,
+) -> ApiResult<HttpResponse> {
+    let mut connection = shared.pool.acquire().await?;
+    Ok(HttpResponse::Ok().json(db::jobs::list_attempts(&mut connection, user.id, id.0).await?))
+}
+
+/// Changes the fields of a Job that the body has.
+#[utoipa::path(put, path = "/jobs/{id}", tag = "jobs", params(("id" = i64, Path)), request_body = JobPatch, responses(
+    (status = 200, description = "1", body = i64),
+    (status = 400, description = "No such Job", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "A field is wrong", body = Problem, content_type = "application/problem+json"),
+))]
+pub(super) async fn update_job(
+    shared: web::Data<Shared>,
+    user: CurrentUser,
+    id: PathId<JobId>,
+    body: ValidJson<JobPatch>,
+) -> ApiResult<HttpResponse> {
+    let updated =
+        db::transact(&shared.pool, async |tx| db::job_patch::update_one(tx, user.id, id.0, body.0.clone()).await)
+            .await?;
+    Ok(HttpResponse::Ok().json(updated))
+}
+
+/// Deletes a Job; one that a Session holds is left alone.
+#[utoipa::path(delete, path = "/jobs/{id}", tag = "jobs", params(("id" = i64, Path)), responses(
+    (status = 204, description = "It is gone, or held"),
+    (status = 404, description = "No such Job", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "The id is no integer", body = Problem, content_type = "application/problem+json"),
+))]
+pub(super) async fn delete_job(
+    shared: web::Data<Shared>,
+    user: CurrentUser,
+    id: PathId<JobId>,
+) -> ApiResult<HttpResponse> {
+    db::transact(&shared.pool, async |tx| db::purge::delete_one(tx, user.id, id.0).await).await?;
+    Ok(HttpResponse::NoContent().finish())
+}

@@ -1,0 +1,103 @@
+//! TransferItems (contract, section 6).
+
+use actix_web::{HttpResponse, web};
+use copal_schemas::{
+    JobState, TransferId,
+    page::{MAX_BULK, Page},
+    problem::Problem,
+    transfer::{Direction, TransferItem, TransferPatch, TransferPatchItem, TransferState},
+};
+
+use crate::{
+    app::Shared,
+    db::{self, transfers::TransferFilter},
+    error::{ApiError, ApiResult},
+    extract::{CurrentUser, PatchItems, PathId, QueryParams, ValidJson},
+};
+
+/// Lists the transfers of the user's Jobs.
+#[utoipa::path(get, path = "/transfers/", tag = "transfers", params(
+    ("id" = Option<Vec<i64>>, Query, description = "One of these"),
+    ("site_id" = Option<i64>, Query, description = "At this Site"),
+    ("job_id" = Option<Vec<i64>>, Query, description = "Of one of these Jobs"),
+    ("state" = Option<Vec<TransferState>>, Query, description = "In one of these states"),
+    ("direction" = Option<Direction>, Query, description = "This way"),
+    ("job_state" = Option<JobState>, Query, description = "Of Jobs in this state"),
+    ("tags" = Option<Vec<String>>, Query, description = "KEY:VALUE, all of which the Jobs have"),
+    ("limit" = Option<i64>, Query, minimum = 0, maximum = 100_000, description = "Rows at most"),
+    ("offset" = Option<i64>, Query, minimum = 0, description = "Rows left out before the first"),
+), responses(
+    (status = 200, description = "A page of transfers", body = Page<TransferItem>),
+    (status = 422, description = "A parameter is wrong", body = Problem, content_type = "application/problem+json"),
+))]
+pub(super) async fn list_transfers(
+    shared: web::Data<Shared>,
+    user: CurrentUser,
+    query: QueryParams,
+) -> ApiResult<HttpResponse> {
+    let filter = TransferFilter {
+        ids: query.ids("id")?,
+        site_id: query.id("site_id")?,
+        job_ids: query.ids("job_id")?,
+        states: query.variants("state")?,
+        direction: query.variant("direction")?,
+        job_state: query.variant("job_state")?,
+        tags: query.pairs("tags").into_iter().collect(),
+    };
+    let page = query.paging()?;
+    let mut connection = shared.pool.acquire().await?;
+    Ok(HttpResponse::Ok().json(db::transfers::list(&mut connection, user.id, &filter, page).await?))
+}
+
+/// Shows a transfer.
+#[utoipa::path(get, path = "/transfers/{id}", tag = "transfers", params(("id" = i64, Path)), responses(
+    (status = 200, description = "The transfer", body = TransferItem),
+    (status = 404, description = "No such transfer", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "The id is no integer", body = Problem, content_type = "application/problem+json"),
+))]
+pub(super) async fn get_transfer(
+    shared: web::Data<Shared>,
+    user: CurrentUser,
+    id: PathId<TransferId>,
+) -> ApiResult<HttpResponse> {
+    let mut connection = shared.pool.acquire().await?;
+    Ok(HttpResponse::Ok().json(db::transfers::get(&mut connection, user.id, id.0).await?))
+}
+
+/// Changes the fields of a transfer that the body has. A Job whose last transfer is done goes on.
+#[utoipa::path(put, path = "/transfers/{id}", tag = "transfers", params(("id" = i64, Path)), request_body = TransferPatch, responses(
+    (status = 200, description = "The transfer as it is now", body = TransferItem),
+    (status = 404, description = "No such transfer", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "A field is wrong", body = Problem, content_type = "application/problem+json"),
+))]
+pub(super) async fn update_transfer(
+    shared: web::Data<Shared>,
+    user: CurrentUser,
+    id: PathId<TransferId>,
+    body: ValidJson<TransferPatch>,
+) -> ApiResult<HttpResponse> {
+    let transfer =
+        db::transact(&shared.pool, async |tx| db::transfers::update_one(tx, user.id, id.0, body.0.clone()).await)
+            .await?;
+    Ok(HttpResponse::Ok().json(transfer))
+}
+
+/// Changes many transfers, all or none.
+#[utoipa::path(patch, path = "/transfers/", tag = "transfers", request_body = Vec<TransferPatchItem>, responses(
+    (status = 200, description = "The transfers as they are now, in the order of the body", body = Vec<TransferItem>),
+    (status = 400, description = "An id is unknown or comes twice, or there are too many", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "A field is wrong", body = Problem, content_type = "application/problem+json"),
+))]
+pub(super) async fn update_transfers(
+    shared: web::Data<Shared>,
+    user: CurrentUser,
+    body: PatchItems<TransferId, TransferPatch>,
+) -> ApiResult<HttpResponse> {
+    if body.0.len() > MAX_BULK {
+        return Err(ApiError::bulk_too_large(body.0.len()));
+    }
+    let items: Vec<TransferPatchItem> = body.0.into_iter().map(|(id, patch)| TransferPatchItem { id, patch }).collect();
+    let transfers =
+        db::transact(&shared.pool, async |tx| db::transfers::update_many(tx, user.id, items.clone()).await).await?;
+    Ok(HttpResponse::Ok().json(transfers))
+}
