@@ -18,6 +18,7 @@ use crate::{
     },
     error::{ApiError, ApiResult},
     extract::{CurrentUser, PatchItems, PathId, QueryParams, ValidJson},
+    feed,
 };
 
 /// A scheduler's id is indexed; none is nearly as long.
@@ -80,8 +81,12 @@ pub(crate) async fn create_batch_job(
     body: ValidJson<BatchJobCreate>,
 ) -> ApiResult<HttpResponse> {
     let batch_job = checked_create(body.0)?;
-    let batch_job =
-        db::transact(&shared.pool, async |tx| db::batch_jobs::create(tx, user.id, &batch_job).await).await?;
+    let batch_job = db::transact(&shared.pool, async |tx| {
+        let batch_job = db::batch_jobs::create(tx, user.id, &batch_job).await?;
+        feed::batch_jobs_changed(tx, user.id, &[(batch_job.site_id, batch_job.id)]).await?;
+        Ok(batch_job)
+    })
+    .await?;
     Ok(HttpResponse::Created().json(batch_job))
 }
 
@@ -144,7 +149,12 @@ pub(crate) async fn delete_batch_job(
     user: CurrentUser,
     id: PathId<BatchJobId>,
 ) -> ApiResult<HttpResponse> {
-    db::transact(&shared.pool, async |tx| db::batch_jobs::delete(tx, user.id, id.0).await).await?;
+    db::transact(&shared.pool, async |tx| {
+        let site = db::batch_jobs::delete(tx, user.id, id.0).await?;
+        db::jobs::forget_batch_job(tx, id.0).await?;
+        feed::batch_job_deleted(tx, user.id, site, id.0).await
+    })
+    .await?;
     Ok(HttpResponse::NoContent().finish())
 }
 
@@ -165,7 +175,10 @@ async fn update(
         }
     }
     db::transact(&shared.pool, async |tx| {
-        let Updated { batch_jobs, .. } = db::batch_jobs::update_many(tx, user.id, &items, &missing).await?;
+        let Updated { batch_jobs, finished } = db::batch_jobs::update_many(tx, user.id, &items, &missing).await?;
+        db::sessions::end_for_batch_jobs(tx, &finished).await?;
+        let changed: Vec<_> = batch_jobs.iter().map(|batch_job| (batch_job.site_id, batch_job.id)).collect();
+        feed::batch_jobs_changed(tx, user.id, &changed).await?;
         Ok(batch_jobs)
     })
     .await

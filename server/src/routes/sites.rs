@@ -14,6 +14,7 @@ use crate::{
     db::{self, sites::SiteFilter},
     error::{ApiError, ApiResult},
     extract::{CurrentUser, PathId, QueryParams, ValidJson},
+    feed,
 };
 
 /// Lists the user's Sites.
@@ -55,8 +56,12 @@ pub(crate) async fn create_site(
     body: ValidJson<SitePatch>,
 ) -> ApiResult<HttpResponse> {
     let (name, path, details) = checked_create(body.0)?;
-    let site =
-        db::transact(&shared.pool, async |tx| db::sites::create(tx, user.id, &name, &path, &details).await).await?;
+    let site = db::transact(&shared.pool, async |tx| {
+        let site = db::sites::create(tx, user.id, &name, &path, &details).await?;
+        feed::site_changed(tx, user.id, site.id).await?;
+        Ok(site)
+    })
+    .await?;
     Ok(HttpResponse::Created().json(site))
 }
 
@@ -87,7 +92,12 @@ pub(crate) async fn update_site(
     body: ValidJson<SitePatch>,
 ) -> ApiResult<HttpResponse> {
     let patch = checked(body.0)?;
-    let site = db::transact(&shared.pool, async |tx| db::sites::update(tx, user.id, id.0, &patch).await).await?;
+    let site = db::transact(&shared.pool, async |tx| {
+        let site = db::sites::update(tx, user.id, id.0, &patch).await?;
+        feed::site_changed(tx, user.id, site.id).await?;
+        Ok(site)
+    })
+    .await?;
     Ok(HttpResponse::Ok().json(site))
 }
 
@@ -101,7 +111,11 @@ pub(crate) async fn delete_site(
     user: CurrentUser,
     id: PathId<SiteId>,
 ) -> ApiResult<HttpResponse> {
-    db::transact(&shared.pool, async |tx| db::sites::delete(tx, user.id, id.0).await).await?;
+    db::transact(&shared.pool, async |tx| {
+        db::sites::delete(tx, user.id, id.0).await?;
+        feed::site_deleted(tx, user.id, id.0).await
+    })
+    .await?;
     Ok(HttpResponse::NoContent().finish())
 }
 
