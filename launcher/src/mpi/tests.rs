@@ -1,0 +1,1 @@
+//! Command lines of every launcher of ranks, for several runs each.

@@ -1,0 +1,346 @@
+//! The packer: takes Jobs in, says which may start and where, takes places back. The rules of
+//! reservations are in `reserve`, what is free on a node in `node`, the order in `queue`.
+
+use std::collections::{BTreeSet, HashMap};
+
+use copal_schemas::{JobId, settings::SortBy};
+
+use super::{
+    Ask, Misfit, NodePart, Placement, Room,
+    index::Index,
+    need::{Need, NodeKind},
+    node::NodeState,
+    queue::{Head, Line, OrderKey, Queue},
+    reserve::{Reservation, Slot, nearest},
+};
+use crate::nodes::Node;
+
+/// Estimates are whole minutes: a Job that says it takes as long as the launcher lives may still start.
+pub(super) const MARGIN_SEC: f64 = 60.0;
+
+/// A Job that runs.
+#[derive(Debug)]
+struct Run {
+    need: Need,
+    parts: Vec<NodePart>,
+}
+
+/// Who waits, who runs where, and what is free.
+#[derive(Debug)]
+pub struct Packer {
+    sort_by: SortBy,
+    pub(super) nodes: Vec<NodeState>,
+    /// The different kinds of nodes, and which one each node is.
+    kinds: Vec<NodeKind>,
+    kind_of: Vec<usize>,
+    index: Index,
+    /// Nodes on which nothing runs and that are not set aside.
+    pub(super) empty: BTreeSet<usize>,
+    pub(super) queue: Queue,
+    running: HashMap<JobId, Run>,
+    /// Nodes on which there may be more room than at the end of the last `place`.
+    dirty: BTreeSet<usize>,
+    pub(super) reservations: [Option<Reservation>; 2],
+    /// Whose reservation a node is in.
+    pub(super) holder: Vec<Option<Slot>>,
+    pub(super) now_sec: f64,
+    pub(super) end_sec: f64,
+    most_jobs_per_node: usize,
+}
+
+impl Packer {
+    /// All nodes empty, nobody waiting.
+    #[must_use]
+    pub fn new(nodes: &[Node], sort_by: SortBy) -> Self {
+        let states: Vec<NodeState> = nodes.iter().map(|node| NodeState::new(node, usize::MAX)).collect();
+        let index = Index::new(states.iter().map(NodeState::free));
+        let mut packer = Self {
+            sort_by,
+            index,
+            kinds: Vec::new(),
+            kind_of: Vec::new(),
+            empty: (0..nodes.len()).collect(),
+            queue: Queue::default(),
+            running: HashMap::new(),
+            dirty: BTreeSet::new(),
+            reservations: [None, None],
+            holder: vec![None; nodes.len()],
+            now_sec: 0.0,
+            end_sec: f64::INFINITY,
+            most_jobs_per_node: usize::MAX,
+            nodes: states,
+        };
+        packer.kind_of = nodes.iter().map(|node| packer.kind(node)).collect();
+        packer
+    }
+
+    fn kind(&mut self, node: &Node) -> usize {
+        let kind = NodeKind::new(node);
+        self.kinds.iter().position(|known| *known == kind).unwrap_or_else(|| {
+            self.kinds.push(kind);
+            self.kinds.len() - 1
+        })
+    }
+
+    /// Lets at most so many Jobs (one at least) run on a node at the same time, whatever they ask.
+    pub fn limit_jobs_per_node(&mut self, limit: usize) {
+        self.most_jobs_per_node = limit.max(1);
+        for node in 0..self.nodes.len() {
+            self.nodes[node].limit_jobs(self.most_jobs_per_node);
+            self.changed(node);
+        }
+    }
+
+    /// Says what a node really has, as its own worker found it. Only while nothing runs there; whether it was done.
+    pub fn set_node(&mut self, node: usize, hardware: &Node) -> bool {
+        if !self.nodes.get(node).is_some_and(NodeState::is_empty) {
+            return false;
+        }
+        let mut state = NodeState::new(hardware, self.most_jobs_per_node);
+        state.set_aside(self.nodes[node].is_aside());
+        self.nodes[node] = state;
+        self.kind_of[node] = self.kind(hardware);
+        self.drop_reservation_of_node(node);
+        self.changed(node);
+        true
+    }
+
+    /// A Job begins to wait. One that waits or runs already stays as it is.
+    ///
+    /// # Errors
+    /// [`Misfit`] when no node (or not enough nodes) of the allocation could hold it even when empty.
+    pub fn push(&mut self, ask: Ask) -> Result<(), Misfit> {
+        if self.is_waiting(ask.job) || self.running.contains_key(&ask.job) {
+            return Ok(());
+        }
+        if let Some(reason) = self.misfit(&ask) {
+            return Err(Misfit { job: ask.job, reason });
+        }
+        let key = OrderKey::new(&ask, self.sort_by);
+        self.queue.push(key, Line::new(&ask));
+        Ok(())
+    }
+
+    fn misfit(&self, ask: &Ask) -> Option<String> {
+        let wanted = Need::new(&ask.shape).nodes;
+        let why: Vec<Option<String>> = self.kinds.iter().map(|kind| kind.misfit(&ask.shape)).collect();
+        let fitting = self.kind_of.iter().filter(|kind| why[**kind].is_none()).count();
+        if fitting >= wanted {
+            return None;
+        }
+        match why.into_iter().flatten().next() {
+            Some(reason) if fitting == 0 => Some(reason),
+            Some(reason) => Some(format!("{wanted} nodes are asked for; only {fitting} could hold it: {reason}")),
+            None => Some(format!("{wanted} nodes are asked for; the allocation has {fitting}")),
+        }
+    }
+
+    /// A waiting Job is taken out. Whether it waited.
+    pub fn withdraw(&mut self, job: JobId) -> bool {
+        let slot = Slot::ALL.into_iter().find(|slot| self.reserved(*slot).is_some_and(|held| held.key.job == job));
+        match slot {
+            Some(slot) => self.take_reservation(slot).is_some(),
+            None => self.queue.remove(job),
+        }
+    }
+
+    /// Takes everything that may start at `now_sec` out of the waiting Jobs and gives it its place.
+    /// `end_sec` is when all must be over; a Job that says it takes longer is not started.
+    pub fn place(&mut self, now_sec: f64, end_sec: f64) -> Vec<Placement> {
+        (self.now_sec, self.end_sec) = (now_sec, end_sec);
+        let mut placed = Vec::new();
+        self.refresh_reservations();
+        self.forget_full_nodes();
+        let mut untried = self.reserved_in_order();
+        let mut last = None;
+        let mut passed: Option<Head> = None;
+        loop {
+            let head = self.queue.head_after(last);
+            // A Job with a reservation goes before all others, except those of higher priority.
+            if let Some(slot) = untried.first().copied()
+                && self.reserved(slot).is_none_or(|held| head.is_none_or(|head| held.key.urgency <= head.key.urgency))
+            {
+                untried.remove(0);
+                placed.extend(self.start_reserved(slot));
+                continue;
+            }
+            let Some(head) = head else { break };
+            if self.dirty.is_empty() && !self.queue.has_open() && untried.is_empty() {
+                break;
+            }
+            last = Some(head.key);
+            if !self.in_time(&head.line) {
+                continue;
+            }
+            let mut nodes = self.find(&head.line, head.key.urgency, None, head.blocked);
+            if nodes.is_some()
+                && let Some(first) = passed.take()
+                && self.reserved(Slot::Single).is_none()
+            {
+                // Somebody would overtake: the first in line keeps a node from now on.
+                // If a reservation can't help it, because it could not end in time, it may be overtaken.
+                if self.reserve(first.key.job) {
+                    nodes = self.find(&head.line, head.key.urgency, None, head.blocked);
+                }
+            }
+            match nodes {
+                Some(nodes) => {
+                    self.queue.remove(head.key.job);
+                    placed.push(self.start(head.key.job, &head.line, nodes));
+                }
+                None => {
+                    self.queue.block(&head);
+                    if !head.line.need.is_wide() {
+                        passed.get_or_insert(head);
+                    } else if self.reserved(Slot::Wide).is_none() {
+                        self.reserve(head.key.job);
+                    }
+                }
+            }
+        }
+        self.reserve_for_wide();
+        self.dirty.clear();
+        placed
+    }
+
+    /// Whether a Job is over in time if it starts now.
+    pub(super) fn in_time(&self, line: &Line) -> bool {
+        line.minutes == 0 || self.now_sec + line.seconds() <= self.end_sec + MARGIN_SEC
+    }
+
+    /// Where a Job may start now. `freed_only` looks only at nodes that were freed since the last time.
+    pub(super) fn find(&self, line: &Line, urgency: i64, slot: Option<Slot>, freed_only: bool) -> Option<Vec<usize>> {
+        let need = &line.need;
+        let check = |node: usize| self.nodes[node].fits(need) && self.may_use(node, line, urgency, slot);
+        if need.is_wide() {
+            if self.empty.len() < need.nodes || (freed_only && self.dirty.is_empty()) {
+                return None;
+            }
+            let free: Vec<usize> = self.empty.iter().copied().filter(|node| check(*node)).collect();
+            return nearest(&free, need.nodes);
+        }
+        let node = match freed_only {
+            true => self.dirty.iter().copied().find(|node| check(*node)),
+            false => self.index.first(need, &check),
+        };
+        node.map(|node| vec![node])
+    }
+
+    pub(super) fn start(&mut self, job: JobId, line: &Line, nodes: Vec<usize>) -> Placement {
+        let until_sec = self.now_sec + line.seconds();
+        let mut parts = Vec::with_capacity(nodes.len());
+        for node in nodes {
+            parts.push(self.nodes[node].take(node, job, &line.need, until_sec));
+            self.empty.remove(&node);
+            self.index.set(node, self.nodes[node].free());
+            if !self.nodes[node].has_room() {
+                self.dirty.remove(&node);
+            }
+        }
+        self.running.insert(job, Run { need: line.need, parts: parts.clone() });
+        Placement { job, parts }
+    }
+
+    /// A run is over: its place is free again. Whether it ran.
+    pub fn release(&mut self, job: JobId) -> bool {
+        let Some(run) = self.running.remove(&job) else { return false };
+        for part in &run.parts {
+            self.nodes[part.node].give_back(job, &run.need, part);
+            self.changed(part.node);
+        }
+        true
+    }
+
+    /// A node may have more room, or less.
+    fn changed(&mut self, node: usize) {
+        let state = &self.nodes[node];
+        self.index.set(node, state.free());
+        if state.is_empty() && !state.is_aside() {
+            self.empty.insert(node);
+        } else {
+            self.empty.remove(&node);
+        }
+        self.dirty.insert(node);
+    }
+
+    pub(super) fn mark_dirty(&mut self, node: usize) {
+        self.dirty.insert(node);
+    }
+
+    pub(super) fn any_dirty(&self) -> bool {
+        !self.dirty.is_empty()
+    }
+
+    fn forget_full_nodes(&mut self) {
+        let nodes = &self.nodes;
+        self.dirty.retain(|node| nodes[*node].has_room());
+    }
+
+    /// Starts nothing more on a node; what runs there goes on.
+    pub fn set_aside(&mut self, node: usize) {
+        self.keep_aside(node, true);
+    }
+
+    /// Ends [`Packer::set_aside`].
+    pub fn bring_back(&mut self, node: usize) {
+        self.keep_aside(node, false);
+    }
+
+    fn keep_aside(&mut self, node: usize, aside: bool) {
+        if node < self.nodes.len() {
+            self.nodes[node].set_aside(aside);
+            self.drop_reservation_of_node(node);
+            self.changed(node);
+        }
+    }
+
+    /// What could be acquired now. A node that is kept for a wide Job has no room for others.
+    #[must_use]
+    pub fn room(&self) -> Room {
+        let mut room = Room { empty_nodes: self.empty.len(), ..Room::default() };
+        for (state, holder) in self.nodes.iter().zip(&self.holder) {
+            if state.is_aside() {
+                continue;
+            }
+            room.nodes += 1;
+            if state.has_room() && *holder != Some(Slot::Wide) {
+                room.free_cores += state.free_cores() as usize;
+                room.free_nodes += f64::from(state.free_occupancy()) / f64::from(copal_schemas::resources::WHOLE);
+            }
+        }
+        room
+    }
+
+    /// How many Jobs wait.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.queue.len() + self.reservations.iter().flatten().count()
+    }
+
+    /// Whether a Job waits.
+    #[must_use]
+    pub fn is_waiting(&self, job: JobId) -> bool {
+        self.queue.contains(job) || self.reservations.iter().flatten().any(|held| held.key.job == job)
+    }
+
+    /// How many Jobs run.
+    #[must_use]
+    pub fn running(&self) -> usize {
+        self.running.len()
+    }
+
+    /// The Jobs that wait, first in line first.
+    #[must_use]
+    pub fn waiting_jobs(&self) -> Vec<JobId> {
+        let reserved = self.reservations.iter().flatten().map(|held| held.key);
+        let mut keys: Vec<OrderKey> = self.queue.keys().chain(reserved).collect();
+        keys.sort_unstable();
+        keys.into_iter().map(|key| key.job).collect()
+    }
+
+    /// What a running Job holds on a node.
+    pub(super) fn held(&self, job: JobId, node: usize) -> Option<(&Need, &NodePart)> {
+        let run = self.running.get(&job)?;
+        Some((&run.need, run.parts.iter().find(|part| part.node == node)?))
+    }
+}
