@@ -5,8 +5,10 @@ pub mod agent_status;
 pub mod api;
 pub mod app_file;
 pub mod credentials;
+pub mod launcher_exit;
 pub mod platforms;
 pub mod site_dir;
+pub mod spool;
 mod yaml;
 
 pub use api::{Client, ClientError};
