@@ -1,0 +1,718 @@
+//! The head: acquires Jobs, places them, has workers run them, reports. One loop over what the service,
+//! the workers, the system and the clock say; nothing in it waits for anything else.
+//!
+//! `book` keeps who waits and who runs where; `demand` says what to ask for; `verdict` what an end means.
+
+mod book;
+pub mod demand;
+mod rate;
+mod waiting;
+pub mod verdict;
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use chrono::Utc;
+use copal_client::{
+    Client, Credentials, SiteDir,
+    launcher_exit::{ExitReason, LauncherExit},
+    spool::SpoolHeader,
+};
+use copal_schemas::{
+    BatchJobId, JobId, SessionId, StringMap, batch_job::JobMode, resources::ResourceShape, settings::Settings,
+};
+use tokio::{
+    signal::unix::{Signal as SignalStream, SignalKind, signal},
+    sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
+};
+use tracing::{error, info, warn};
+
+use crate::{
+    args::PilotArgs,
+    fleet::{Fleet, FromFleet},
+    logs,
+    mode::task::Workshop,
+    mpi,
+    nodes::{self, Allocation, Node},
+    partition,
+    process::tree,
+    protocol::{Cause, Setup},
+    report::{Reporter, Verdict},
+    session::{self, Asker, Backoff, Contact, Heard, chain},
+    stop::Deadline,
+};
+use book::Book;
+use demand::Terms;
+
+/// How long a Session is held for a launcher that is not heard: in a BatchJob that runs, and else.
+const HOLD: [(&str, f64); 2] = [("COPAL_LEASE_HOLD_SEC", 1_800.0), ("COPAL_LEASE_SEC", 300.0)];
+/// How often followers that wait beside free room are looked at.
+const RECALL_PERIOD: Duration = Duration::from_millis(200);
+/// How often a worker may be lost before the pilot gives up on its nodes.
+const MAX_LOSSES: usize = 3;
+
+/// Runs a pilot to its end.
+///
+/// # Errors
+/// When there is no Site, no login, no nodes, no way to start processes, or the service refuses.
+pub fn run(args: &PilotArgs) -> Result<()> {
+    let start = Instant::now();
+    let (site, settings) = site_of(args)?;
+    let log = args.batch_job_id.map(|id| site.log().join(format!("launcher-{id}.log")));
+    logs::init(log.as_deref(), &settings.logging.level);
+    // What a worker that was killed leaves behind comes to this process, which can then end it.
+    tree::adopt_orphans().context("can't become the parent of orphans")?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("can't start")?;
+    let result = runtime.block_on(async {
+        let mut pilot = Pilot::start(args, site.clone(), settings, start).await?;
+        let reason = pilot.fly().await;
+        Ok(pilot.land(reason).await)
+    });
+    let exit = match &result {
+        Ok(exit) => exit.clone(),
+        Err(error) => exit_record(ExitReason::Failed, &format!("{error:#}"), 0),
+    };
+    // A partition is not the launcher: its parent leaves the record.
+    if let Some(id) = args.batch_job_id.filter(|_| args.nodes.is_none())
+        && let Err(error) = exit.write(&site.qsubmit(), id)
+    {
+        warn!(error = %chain(&error), "can't leave an exit record");
+    }
+    match result {
+        Ok(exit) if exit.reason == ExitReason::Failed => bail!(exit.message),
+        Ok(_) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// The Site that is meant, and its settings.
+///
+/// # Errors
+/// When there is none, or its settings are wrong.
+pub fn site_of(args: &PilotArgs) -> Result<(SiteDir, Settings)> {
+    let site = match &args.site {
+        Some(path) => SiteDir::new(std::path::absolute(path).context("can't make the Site's path absolute")?),
+        None => SiteDir::find().context("this folder is in no Site; name one by --site")?,
+    };
+    if site.root().to_str().is_none() {
+        bail!("the Site's path {} is not UTF-8; move the Site", site.root().display());
+    }
+    let settings = site.settings().context("can't use the Site's settings")?;
+    Ok((site, settings))
+}
+
+/// The exit record of now.
+#[must_use]
+pub fn exit_record(reason: ExitReason, message: &str, runs: u64) -> LauncherExit {
+    LauncherExit { reason, message: message.into(), time: Utc::now(), runs }
+}
+
+/// The nodes of this launcher.
+///
+/// # Errors
+/// When the scheduler's list can't be read, or has not the nodes that the partition needs.
+pub fn nodes_of(args: &PilotArgs, settings: &Settings) -> Result<Allocation> {
+    let mut allocation =
+        nodes::discover(settings, &|name| std::env::var(name).ok()).context("can't find the nodes")?;
+    if let Some((first, count)) = args.nodes {
+        if first + count > allocation.nodes.len() {
+            bail!("the allocation has {} nodes; nodes {first} to {} are asked for", allocation.nodes.len(), first + count - 1);
+        }
+        allocation.nodes = allocation.nodes.drain(first..first + count).collect();
+    }
+    if allocation.nodes.is_empty() {
+        bail!("the allocation has no nodes");
+    }
+    Ok(allocation)
+}
+
+/// Why a pilot stops.
+#[derive(Clone, Debug)]
+struct Reason {
+    exit: ExitReason,
+    message: String,
+}
+
+impl Reason {
+    fn new(exit: ExitReason, message: impl Into<String>) -> Self {
+        Self { exit, message: message.into() }
+    }
+}
+
+/// A Session and who speaks for it.
+#[derive(Debug)]
+struct Lease {
+    asker: Asker,
+    reporter: Reporter,
+    signals: tokio::task::JoinHandle<()>,
+}
+
+/// Why a question to the service is not sent now.
+#[derive(Debug, Default)]
+struct Asking {
+    in_flight: bool,
+    not_before: Option<Instant>,
+    is_drained: bool,
+    /// The answer to the last question may have been lost, with Jobs in it.
+    maybe_lost: bool,
+    backoff: Backoff,
+}
+
+/// The ends of the channels on which things are heard.
+#[derive(Debug)]
+struct Ears {
+    heard: UnboundedReceiver<Heard>,
+    verdicts: UnboundedReceiver<Verdict>,
+    fleet: UnboundedReceiver<FromFleet>,
+    opened: UnboundedReceiver<Result<SessionId>>,
+}
+
+/// The other ends.
+#[derive(Clone, Debug)]
+struct Mouths {
+    heard: UnboundedSender<Heard>,
+    verdicts: UnboundedSender<Verdict>,
+    opened: UnboundedSender<Result<SessionId>>,
+}
+
+/// The head.
+struct Pilot {
+    site: SiteDir,
+    settings: Settings,
+    batch_job_id: Option<BatchJobId>,
+    client: Client,
+    deadline: Deadline,
+    terms: Terms,
+    contact: Contact,
+    lease: Option<Lease>,
+    asking: Asking,
+    ears: Ears,
+    mouths: Mouths,
+    fleet: Fleet,
+    book: Book,
+    /// When each worker was lost.
+    losses: Vec<Vec<Instant>>,
+    last_busy: Instant,
+    is_cut_off: bool,
+    stopping: Option<Reason>,
+}
+
+impl Pilot {
+    async fn start(args: &PilotArgs, site: SiteDir, settings: Settings, start: Instant) -> Result<Self> {
+        let mode = args.job_mode.context("-j is missing")?;
+        let wall_time_min = args.wall_time_min.context("-t is missing")?;
+        let deadline = Deadline::new(start, wall_time_min, settings.launcher.wall_time_pad_sec);
+        let credentials = Credentials::load()?;
+        let client = Client::from_credentials(&credentials)?;
+        let allocation = nodes_of(args, &settings)?;
+        let (heard, heard_ears) = unbounded_channel();
+        let (verdicts, verdict_ears) = unbounded_channel();
+        let (opened, opened_ears) = unbounded_channel();
+        let (fleet_events, fleet_ears) = unbounded_channel();
+
+        let setup = Setup {
+            kill_grace_sec: settings.launcher.kill_grace_sec,
+            tail_lines: settings.launcher.error_tail_num_lines,
+        };
+        let program = std::env::current_exe().context("can't find this program's own file")?;
+        let posts = Posts::new(mode, &allocation.nodes);
+        let mut fleet = Fleet::new(program.clone(), setup, posts.workers.len(), fleet_events);
+        // The local worker comes first, while this process is small.
+        for (worker, post) in posts.workers.iter().enumerate() {
+            if post.is_none() {
+                fleet.start_here(worker)?;
+            }
+        }
+        let launcher = &settings.launcher;
+        let needs_mpi = mode == JobMode::Mpi || posts.workers.iter().any(Option::is_some);
+        let mpi = match needs_mpi {
+            true => Some(mpi::choose(launcher.mpi, launcher.mpi_template.as_deref(), allocation.source)?),
+            false => None,
+        };
+        if let Some(mpi) = &mpi
+            && posts.workers.iter().any(Option::is_some)
+        {
+            start_remote_workers(&mut fleet, &posts, &allocation.nodes, mpi.as_ref(), &program, &site).await?;
+        }
+        let shares_nodes = mode == JobMode::Serial || mpi.as_ref().is_none_or(|mpi| mpi.shares_nodes());
+        let workshop = Workshop {
+            site: site.clone(),
+            batch_job_id: args.batch_job_id,
+            mpi: mpi.filter(|_| mode == JobMode::Mpi),
+        };
+        let names: Vec<&str> = allocation.nodes.iter().take(8).map(|node| node.name.as_str()).collect();
+        info!(
+            mode = %mode,
+            nodes = allocation.nodes.len(),
+            source = ?allocation.source,
+            minutes = wall_time_min,
+            "launcher starts on {}{}",
+            names.join(", "),
+            if names.len() < allocation.nodes.len() { ", …" } else { "" }
+        );
+        let workers = posts.workers.len();
+        let mut book = Book::new(allocation.nodes, posts.of_node, settings.launcher.sort_by, workshop);
+        if let Some(limit) = settings.launcher.max_concurrent.filter(|_| mode == JobMode::Serial) {
+            book.limit_jobs_per_node(limit as usize);
+        }
+        if !shares_nodes {
+            book.limit_jobs_per_node(1);
+        }
+        for (worker, post) in posts.workers.iter().enumerate() {
+            if post.is_some() {
+                book.set_aside(worker);
+            }
+        }
+        let terms = Terms {
+            filter_tags: args.filter_tags(),
+            serial_only: mode == JobMode::Serial,
+            sort_by: settings.launcher.sort_by,
+        };
+        let pilot = Self {
+            site,
+            settings,
+            batch_job_id: args.batch_job_id,
+            client,
+            deadline,
+            terms,
+            contact: Contact::default(),
+            lease: None,
+            asking: Asking::default(),
+            ears: Ears { heard: heard_ears, verdicts: verdict_ears, fleet: fleet_ears, opened: opened_ears },
+            mouths: Mouths { heard, verdicts, opened },
+            fleet,
+            book,
+            losses: vec![Vec::new(); workers],
+            last_busy: Instant::now(),
+            is_cut_off: false,
+            stopping: None,
+        };
+        pilot.open_session();
+        Ok(pilot)
+    }
+
+    /// Opens a Session by a task of its own; the loop hears of it.
+    fn open_session(&self) {
+        let (client, site_id, batch_job_id) = (self.client.clone(), self.settings.site_id, self.batch_job_id);
+        let (opened, give_up) = (self.mouths.opened.clone(), self.deadline.term_at);
+        tokio::spawn(async move {
+            drop(opened.send(session::open(&client, site_id, batch_job_id, give_up).await));
+        });
+    }
+
+    fn begin_lease(&mut self, session_id: SessionId) {
+        info!(session.id = %session_id, "opened a Session");
+        self.contact.mark();
+        let header =
+            SpoolHeader { site_id: self.settings.site_id, session_id, batch_job_id: self.batch_job_id };
+        let reporter = Reporter::start(
+            self.client.clone(),
+            header,
+            self.site.spool(),
+            self.contact.clone(),
+            self.mouths.verdicts.clone(),
+        );
+        let heard = self.mouths.heard.clone();
+        let signals =
+            tokio::spawn(session::hear_signals(self.client.clone(), session_id, self.contact.clone(), heard));
+        let asker = Asker {
+            client: self.client.clone(),
+            session_id,
+            site_id: self.settings.site_id,
+            batch_job_id: self.batch_job_id,
+            contact: self.contact.clone(),
+        };
+        self.asking = Asking::default();
+        self.last_busy = Instant::now();
+        self.lease = Some(Lease { asker, reporter, signals });
+    }
+
+    /// The loop, until there is nothing left to do and a reason to stop.
+    async fn fly(&mut self) -> Reason {
+        let mut signals = match Signals::new() {
+            Ok(signals) => signals,
+            Err(error) => return Reason::new(ExitReason::Failed, format!("can't hear signals: {error}")),
+        };
+        let mut parent = std::pin::pin!(partition::parent_is_gone());
+        loop {
+            self.step();
+            if let Some(reason) = self.stopping.clone()
+                && self.book.is_empty()
+            {
+                return reason;
+            }
+            let wake = self.next_wake();
+            tokio::select! {
+                Some(heard) = self.ears.heard.recv() => self.hear(heard),
+                Some(event) = self.ears.fleet.recv() => self.hear_fleet(event).await,
+                Some(verdict) = self.ears.verdicts.recv() => self.hear_verdict(verdict),
+                Some(opened) = self.ears.opened.recv() => match opened {
+                    Ok(session_id) => self.begin_lease(session_id),
+                    Err(error) => self.stop(Reason::new(ExitReason::Failed, format!("{error:#}"))),
+                },
+                name = signals.next() => {
+                    self.stop(Reason::new(ExitReason::EndOfTime, format!("got {name}")));
+                }
+                () = &mut parent => {
+                    self.stop(Reason::new(ExitReason::EndOfTime, "the launcher of all partitions is gone"));
+                }
+                () = tokio::time::sleep_until(wake.into()) => {}
+            }
+            // What is there already is heard before anything is decided.
+            while let Ok(event) = self.ears.fleet.try_recv() {
+                self.hear_fleet(event).await;
+            }
+            while let Ok(heard) = self.ears.heard.try_recv() {
+                self.hear(heard);
+            }
+        }
+    }
+
+    fn hear(&mut self, heard: Heard) {
+        match heard {
+            Heard::Acquired(jobs, names) => {
+                self.asking.in_flight = false;
+                self.asking.maybe_lost = false;
+                self.asking.backoff.reset();
+                self.asking.is_drained = jobs.is_empty();
+                self.book.learn(names);
+                let refused = self.book.receive(jobs);
+                self.report(refused);
+            }
+            Heard::NotAcquired(wait) => {
+                self.asking.in_flight = false;
+                self.asking.maybe_lost = true;
+                self.asking.not_before = Some(Instant::now() + wait);
+            }
+            Heard::Signals(signals) => {
+                if !signals.cancel.is_empty() {
+                    info!(jobs = signals.cancel.len(), "cancelling");
+                    let updates = self.book.cancel(&signals.cancel, &self.fleet, self.settings.launcher.kill_grace_sec);
+                    self.report(updates);
+                }
+                if signals.stop {
+                    self.stop(Reason::new(ExitReason::Stopped, "the BatchJob's owner wants it gone"));
+                }
+            }
+            Heard::Ended(session_id) => self.lose_session(session_id),
+        }
+    }
+
+    fn hear_verdict(&mut self, verdict: Verdict) {
+        match verdict {
+            Verdict::NotHeld(jobs) => {
+                warn!(jobs = jobs.len(), "the service took Jobs away; killing their runs");
+                self.book.lose(&jobs, &self.fleet);
+            }
+            Verdict::SessionEnded(session_id) => self.lose_session(session_id),
+        }
+    }
+
+    /// The Session is gone: what runs under it is killed, and a new one is opened.
+    fn lose_session(&mut self, session_id: SessionId) {
+        if self.lease.as_ref().is_none_or(|lease| lease.asker.session_id != session_id) {
+            return;
+        }
+        warn!(session.id = %session_id, "the Session ended; killing its runs");
+        if let Some(lease) = self.lease.take() {
+            lease.signals.abort();
+        }
+        self.book.lose_all(&self.fleet);
+        if self.stopping.is_none() {
+            self.open_session();
+        }
+    }
+
+    async fn hear_fleet(&mut self, event: FromFleet) {
+        match event {
+            FromFleet::Report(worker, events) => {
+                let updates = self.book.hear(worker, events, &self.fleet, Instant::now());
+                self.report(updates);
+            }
+            FromFleet::Arrived(worker, connection, hardware) => {
+                self.fleet.admit(worker, connection);
+                self.book.bring_back(worker, hardware);
+            }
+            FromFleet::Gone(worker, number) => {
+                if self.fleet.lost(worker, number) {
+                    self.replace_worker(worker).await;
+                }
+            }
+        }
+    }
+
+    /// A worker is gone: its runs are over, what they left is killed, and a new worker takes its place.
+    async fn replace_worker(&mut self, worker: usize) {
+        let updates = self.book.worker_lost(worker);
+        warn!(worker, runs = updates.len(), "a worker is gone; its Jobs run again elsewhere or later");
+        self.report(updates);
+        self.book.set_aside(worker);
+        let spared = self.fleet.pids();
+        // Its orphans are ours now. Nothing new may start on its CPUs before they are gone.
+        match tokio::task::spawn_blocking(move || tree::kill_all_below(&spared)).await {
+            Ok(killed) if killed > 0 => info!(killed, "killed what the worker left"),
+            _ => {}
+        }
+        let now = Instant::now();
+        self.losses[worker].retain(|lost| now.duration_since(*lost) < Duration::from_secs(600));
+        self.losses[worker].push(now);
+        if self.stopping.is_some() {
+            return;
+        }
+        if self.losses[worker].len() > MAX_LOSSES || !self.book.is_local(worker) {
+            error!(worker, "its nodes are set aside");
+        } else {
+            match self.fleet.start_here(worker) {
+                Ok(()) => self.book.bring_back(worker, None),
+                Err(error) => error!(worker, error = format!("{error:#}"), "can't start another worker"),
+            }
+        }
+        if !self.fleet.any() {
+            self.stop(Reason::new(ExitReason::Failed, "no worker is left"));
+        }
+    }
+
+    fn report(&self, updates: Vec<copal_schemas::session::JobUpdate>) {
+        // Without a Session they count for nothing: it took their Jobs with it.
+        if let Some(lease) = &self.lease {
+            updates.into_iter().for_each(|update| lease.reporter.push(update));
+        }
+    }
+
+    /// Decides what is due: place, feed, ask, end.
+    fn step(&mut self) {
+        let now = Instant::now();
+        if !self.book.is_empty() {
+            self.last_busy = now;
+        }
+        if now >= self.deadline.term_at {
+            self.stop(Reason::new(ExitReason::EndOfTime, "the walltime is over"));
+        }
+        self.check_lease(now);
+        if self.stopping.is_some() {
+            return;
+        }
+        self.book.checkpoint(now, &self.deadline, self.settings.launcher.kill_grace_sec, &self.fleet);
+        if self.lease.is_some() {
+            let failed = self.book.place(now, &self.deadline, &self.fleet);
+            self.report(failed);
+            self.book.feed(now, &self.deadline, &self.fleet);
+            if now.saturating_duration_since(self.book.last_recall) >= RECALL_PERIOD {
+                self.book.recall(now, &self.fleet);
+            }
+            self.ask(now);
+        }
+        let idle = Duration::from_secs_f64(self.settings.launcher.idle_ttl_sec.clamp(0.0, 1e9));
+        if self.book.is_empty() && self.lease.is_some() && now >= self.last_busy + idle {
+            self.stop(Reason::new(ExitReason::Idle, format!("nothing to run for {:.0} s", idle.as_secs_f64())));
+        }
+    }
+
+    /// Asks the service for Jobs when there is room and no question is under way.
+    fn ask(&mut self, now: Instant) {
+        let Some(lease) = &self.lease else { return };
+        if self.asking.in_flight || self.asking.not_before.is_some_and(|at| now < at) {
+            return;
+        }
+        let present = self.book.present(now, self.deadline.minutes_left(now), self.asking.is_drained);
+        let Some(question) = demand::question(&self.terms, &present) else { return };
+        self.asking.in_flight = true;
+        self.asking.not_before = None;
+        let (asker, heard, lost) = (lease.asker.clone(), self.mouths.heard.clone(), self.asking.maybe_lost);
+        let known = self.book.known_apps();
+        let (mine, wait) = (self.book.held(), self.asking.backoff.next());
+        tokio::spawn(async move {
+            let answer = match asker.ask(&question, |id| known.contains(&id), lost.then_some(&mine)).await {
+                Ok((jobs, names)) => Heard::Acquired(jobs, names),
+                Err(error) if session::is_ended(&error) => Heard::Ended(asker.session_id),
+                Err(error) => {
+                    warn!(error = %chain(&error), "can't acquire Jobs");
+                    Heard::NotAcquired(wait)
+                }
+            };
+            drop(heard.send(answer));
+        });
+    }
+
+    /// Kills everything when the service has not been heard for nearly as long as it holds the Session:
+    /// another launcher may be given the Jobs soon.
+    fn check_lease(&mut self, now: Instant) {
+        let cut_off = now >= self.fence_at();
+        if cut_off && !self.is_cut_off && !self.book.is_empty() {
+            error!("the service was not heard for nearly as long as it holds the Session; killing all runs");
+            self.book.kill_all(Cause::LeaseLost, self.settings.launcher.kill_grace_sec, &self.fleet);
+        }
+        self.is_cut_off = cut_off;
+    }
+
+    fn fence_at(&self) -> Instant {
+        let (name, default) = if self.batch_job_id.is_some() { HOLD[0] } else { HOLD[1] };
+        let hold = std::env::var(name).ok().and_then(|text| text.parse::<f64>().ok()).unwrap_or(default);
+        self.contact.last() + Duration::from_secs_f64((hold * 0.9).clamp(1.0, 1e9))
+    }
+
+    /// Begins to stop: nothing new starts, what runs is ended.
+    fn stop(&mut self, reason: Reason) {
+        if self.stopping.is_some() {
+            return;
+        }
+        info!(reason = reason.message, running = self.book.running(), "launcher stops");
+        let grace = self.deadline.grace_sec(Instant::now(), self.settings.launcher.kill_grace_sec);
+        self.book.kill_all(Cause::EndOfTime, grace, &self.fleet);
+        self.stopping = Some(reason);
+    }
+
+    /// When something is due that nobody else says.
+    fn next_wake(&self) -> Instant {
+        let now = Instant::now();
+        let mut wake = now + Duration::from_secs(30);
+        if self.stopping.is_none() {
+            wake = wake.min(self.deadline.term_at);
+            if self.book.is_empty() {
+                let idle = Duration::from_secs_f64(self.settings.launcher.idle_ttl_sec.clamp(0.0, 1e9));
+                wake = wake.min(self.last_busy + idle);
+            }
+            if let Some(at) = self.asking.not_before {
+                wake = wake.min(at);
+            }
+            if let Some(at) = self.book.next_checkpoint(&self.deadline) {
+                wake = wake.min(at);
+            }
+            if self.book.has_followers() {
+                wake = wake.min(self.book.last_recall + RECALL_PERIOD);
+            }
+        }
+        if !self.is_cut_off && !self.book.is_empty() {
+            wake = wake.min(self.fence_at());
+        }
+        wake.max(now + Duration::from_millis(1))
+    }
+
+    /// Delivers what is left, gives the Session back, sends the workers home.
+    async fn land(mut self, reason: Reason) -> LauncherExit {
+        let runs = self.book.started();
+        let now = Instant::now();
+        let usual = now + Duration::from_secs(20);
+        // Never later than the end of the allocation, but long enough for one try.
+        let deliver_until = usual.min(self.deadline.end_at).max(now + Duration::from_millis(1_500));
+        if let Some(lease) = self.lease.take() {
+            lease.signals.abort();
+            let left = lease.reporter.finish(deliver_until).await;
+            // Updates of an ended Session are refused: with results in the spool it stays until the agent has
+            // delivered them.
+            if left == 0 {
+                let call = self.client.delete_session(lease.asker.session_id);
+                match tokio::time::timeout(Duration::from_secs(3), call).await {
+                    Ok(Ok(())) => {}
+                    Ok(Err(error)) => warn!(error = %chain(&error), "can't end the Session; it ends by itself"),
+                    Err(_) => warn!("can't end the Session in time; it ends by itself"),
+                }
+            }
+        }
+        self.fleet.close(Duration::from_secs(3)).await;
+        info!(runs, reason = reason.message, "launcher ends");
+        exit_record(reason.exit, &reason.message, runs)
+    }
+}
+
+/// The signals by which a scheduler, or a person, ends a launcher.
+struct Signals {
+    streams: [(SignalStream, &'static str); 4],
+}
+
+impl Signals {
+    fn new() -> std::io::Result<Self> {
+        let stream = |kind, name| Ok::<_, std::io::Error>((signal(kind)?, name));
+        Ok(Self {
+            streams: [
+                stream(SignalKind::terminate(), "SIGTERM")?,
+                stream(SignalKind::user_defined1(), "SIGUSR1")?,
+                stream(SignalKind::interrupt(), "SIGINT")?,
+                stream(SignalKind::hangup(), "SIGHUP")?,
+            ],
+        })
+    }
+
+    async fn next(&mut self) -> &'static str {
+        let [term, usr1, int, hup] = &mut self.streams;
+        tokio::select! {
+            _ = term.0.recv() => term.1,
+            _ = usr1.0.recv() => usr1.1,
+            _ = int.0.recv() => int.1,
+            _ = hup.0.recv() => hup.1,
+        }
+    }
+}
+
+/// Which worker serves which node.
+struct Posts {
+    /// For each worker the node that it must be started on; `None` for the one of this machine.
+    workers: Vec<Option<usize>>,
+    /// For each node its worker.
+    of_node: Vec<usize>,
+}
+
+impl Posts {
+    /// In mpi mode one worker runs all commands here. In serial mode each other node has its own; the
+    /// local one, and pretended ones, share one.
+    fn new(mode: JobMode, nodes: &[Node]) -> Self {
+        if mode == JobMode::Mpi {
+            return Self { workers: vec![None], of_node: vec![0; nodes.len()] };
+        }
+        let (mut workers, mut of_node) = (Vec::new(), Vec::new());
+        let mut local = None;
+        for (index, node) in nodes.iter().enumerate() {
+            let worker = match (node.is_local, local) {
+                (true, Some(worker)) => worker,
+                _ => {
+                    workers.push((!node.is_local).then_some(index));
+                    workers.len() - 1
+                }
+            };
+            if node.is_local {
+                local = Some(worker);
+            }
+            of_node.push(worker);
+        }
+        Self { workers, of_node }
+    }
+}
+
+/// Starts the workers of other nodes by the platform's MPI command, one command a node, so that the end
+/// of one does not take the others with it.
+async fn start_remote_workers(
+    fleet: &mut Fleet,
+    posts: &Posts,
+    nodes: &[Node],
+    mpi: &(dyn mpi::MpiLaunch + Send + Sync),
+    program: &std::path::Path,
+    site: &SiteDir,
+) -> Result<()> {
+    let mut names: Vec<String> =
+        nodes.iter().filter(|node| node.is_local).map(|node| node.name.clone()).collect();
+    names.extend(nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok()));
+    names.dedup();
+    let arguments = fleet.listen(&site.qsubmit(), &names).await?;
+    for (worker, node) in posts.workers.iter().enumerate() {
+        let Some(node) = *node else { continue };
+        let mut words = vec![program.display().to_string()];
+        words.extend(arguments.clone());
+        words.extend(["--node".to_owned(), worker.to_string()]);
+        let launch = mpi.command(&one_process(&nodes[node], words))?;
+        fleet.start_elsewhere(worker, &launch)?;
+    }
+    Ok(())
+}
+
+/// One process on a node that may use all of it.
+fn one_process(node: &Node, program: Vec<String>) -> mpi::RankedRun {
+    let host = mpi::RunHost { name: node.name.clone(), cpus: Vec::new(), gpus: Vec::new() };
+    mpi::RankedRun {
+        job: JobId(0),
+        shape: ResourceShape::default(),
+        hosts: vec![host],
+        program,
+        env: StringMap::new(),
+        launch_params: StringMap::new(),
+    }
+}

@@ -1,0 +1,124 @@
+//! Jobs that are held and have not been given to a worker, by the packer's name for them and by class.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+use copal_schemas::{JobId, job::Job};
+
+use crate::packing::Ask;
+
+/// A Job that the Session holds.
+#[derive(Debug)]
+pub(super) struct Held {
+    /// The Job.
+    pub(super) job: Box<Job>,
+    /// What it asks, under the packer's name for it.
+    pub(super) ask: Ask,
+    /// Jobs of the same class may follow each other in a slot.
+    pub(super) class: u64,
+    /// What it occupies, in nodes.
+    pub(super) nodes: f64,
+    /// Whether it takes several nodes.
+    pub(super) is_wide: bool,
+}
+
+/// Those that wait.
+#[derive(Debug, Default)]
+pub(super) struct Waiting {
+    held: HashMap<JobId, Held>,
+    token_of: HashMap<JobId, JobId>,
+    /// Packer's names in the order of arrival. Those that were taken another way are skipped when met.
+    order: BTreeMap<u64, VecDeque<JobId>>,
+    counts: BTreeMap<u64, usize>,
+    wide: usize,
+    narrow_nodes: f64,
+}
+
+impl Waiting {
+    pub(super) fn add(&mut self, held: Held) {
+        self.token_of.insert(held.job.id, held.ask.job);
+        self.order.entry(held.class).or_default().push_back(held.ask.job);
+        *self.counts.entry(held.class).or_default() += 1;
+        match held.is_wide {
+            true => self.wide += 1,
+            false => self.narrow_nodes += held.nodes,
+        }
+        self.held.insert(held.ask.job, held);
+    }
+
+    /// Takes out one by the packer's name for it.
+    pub(super) fn take(&mut self, token: JobId) -> Option<Held> {
+        let held = self.held.remove(&token)?;
+        self.token_of.remove(&held.job.id);
+        if let Some(count) = self.counts.get_mut(&held.class) {
+            *count -= 1;
+            if *count == 0 {
+                self.counts.remove(&held.class);
+                self.order.remove(&held.class);
+            }
+        }
+        match held.is_wide {
+            true => self.wide -= 1,
+            false => self.narrow_nodes -= held.nodes,
+        }
+        if self.held.is_empty() {
+            // Rounding errors do not add up for ever.
+            self.narrow_nodes = 0.0;
+        }
+        Some(held)
+    }
+
+    /// Takes out one by its Job.
+    pub(super) fn take_job(&mut self, job: JobId) -> Option<Held> {
+        let token = *self.token_of.get(&job)?;
+        self.take(token)
+    }
+
+    /// Takes out the one of a class that came first.
+    pub(super) fn next_of(&mut self, class: u64) -> Option<Held> {
+        loop {
+            let token = self.order.get_mut(&class)?.pop_front()?;
+            if let Some(held) = self.take(token) {
+                return Some(held);
+            }
+        }
+    }
+
+    /// The class of all that wait, where it is only one.
+    pub(super) fn only_class(&self) -> Option<u64> {
+        match self.counts.len() {
+            1 => self.counts.keys().next().copied(),
+            _ => None,
+        }
+    }
+
+    pub(super) fn clear(&mut self) -> Vec<Held> {
+        std::mem::take(self).held.into_values().collect()
+    }
+
+    pub(super) fn has(&self, job: JobId) -> bool {
+        self.token_of.contains_key(&job)
+    }
+
+    pub(super) fn jobs(&self) -> impl Iterator<Item = JobId> + '_ {
+        self.token_of.keys().copied()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.held.is_empty()
+    }
+
+    /// How many of one node wait.
+    pub(super) fn narrow(&self) -> usize {
+        self.held.len() - self.wide
+    }
+
+    /// What these occupy, in nodes.
+    pub(super) fn narrow_nodes(&self) -> f64 {
+        self.narrow_nodes
+    }
+
+    /// How many of several nodes wait.
+    pub(super) fn wide(&self) -> usize {
+        self.wide
+    }
+}

@@ -1,0 +1,251 @@
+//! Finding and killing all processes that came of one: also those that left their process group and
+//! session and whose parents are gone.
+//!
+//! A process that becomes an orphan is adopted by the nearest ancestor that asked for it
+//! ([`adopt_orphans`]), so whatever a run starts stays below its worker. Which run an orphan belongs to
+//! tells a variable in its environment ([`MARKER`]).
+
+use std::{
+    collections::{HashMap, HashSet},
+    fs,
+    time::{Duration, Instant},
+};
+
+use nix::{
+    sys::{
+        signal::{Signal, kill},
+        wait::{WaitPidFlag, waitpid},
+    },
+    unistd::Pid,
+};
+
+use super::end;
+
+/// The variable that says to which run a process belongs.
+pub const MARKER: &str = "COPAL_RUN";
+
+/// One process, as `/proc/<pid>/stat` shows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Process {
+    /// Its number.
+    pub pid: i32,
+    /// Its parent's number.
+    pub parent: i32,
+    /// Its process group.
+    pub group: i32,
+    /// Whether it has ended and only waits to be reaped.
+    pub is_zombie: bool,
+}
+
+/// Makes this process the parent of all orphans below it.
+///
+/// # Errors
+/// When the system refuses.
+pub fn adopt_orphans() -> nix::Result<()> {
+    nix::sys::prctl::set_child_subreaper(true)
+}
+
+/// All processes of the machine that can be seen.
+#[must_use]
+pub fn snapshot() -> Vec<Process> {
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    // A process that ends meanwhile is left out.
+    pids.filter_map(|pid| parse_stat(pid, &fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)).collect()
+}
+
+/// Reads `pid (name) state ppid pgrp …`. The name may hold anything, also `) R 1 1`.
+fn parse_stat(pid: i32, text: &str) -> Option<Process> {
+    let (_, rest) = text.rsplit_once(") ")?;
+    let mut fields = rest.split(' ');
+    let state = fields.next()?;
+    let parent = fields.next()?.parse().ok()?;
+    let group = fields.next()?.parse().ok()?;
+    Some(Process { pid, parent, group, is_zombie: state == "Z" || state == "X" })
+}
+
+/// Those of `all` that are below `root`, without it. Parents come before their children.
+#[must_use]
+pub fn below(all: &[Process], root: i32) -> Vec<Process> {
+    let mut children: HashMap<i32, Vec<Process>> = HashMap::new();
+    for process in all {
+        children.entry(process.parent).or_default().push(*process);
+    }
+    let mut found = children.remove(&root).unwrap_or_default();
+    let mut next = 0;
+    while next < found.len() {
+        // Each list is taken once, so a parent loop in an inconsistent snapshot ends.
+        let mut more = children.remove(&found[next].pid).unwrap_or_default();
+        found.append(&mut more);
+        next += 1;
+    }
+    found
+}
+
+/// The value of [`MARKER`] in a process's environment, as it was when it was executed.
+#[must_use]
+pub fn marker(pid: i32) -> Option<String> {
+    let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
+    environment.split(|byte| *byte == 0).find_map(|variable| {
+        let value = variable.strip_prefix(MARKER.as_bytes())?.strip_prefix(b"=")?;
+        Some(String::from_utf8_lossy(value).into_owned())
+    })
+}
+
+/// The children of this process's first thread, which is the one that adopts orphans, without looking
+/// at every process of the machine. `None` where the system does not list them.
+#[must_use]
+pub fn adopted() -> Option<Vec<i32>> {
+    let pid = std::process::id();
+    let text = fs::read_to_string(format!("/proc/self/task/{pid}/children")).ok()?;
+    Some(text.split_ascii_whitespace().filter_map(|pid| pid.parse().ok()).collect())
+}
+
+/// The processes of one run.
+#[derive(Debug)]
+pub struct Tree {
+    leader: i32,
+    marker: String,
+    takes_unmarked: bool,
+    known: HashSet<i32>,
+}
+
+impl Tree {
+    /// The tree of the run whose first process is `leader`, which leads a process group, and whose
+    /// environment has `marker`.
+    #[must_use]
+    pub fn new(leader: Pid, marker: impl Into<String>) -> Self {
+        Self { leader: leader.as_raw(), marker: marker.into(), takes_unmarked: false, known: HashSet::new() }
+    }
+
+    /// Counts orphans without a marker in too: right where no other run can have started them.
+    pub fn take_unmarked(&mut self) {
+        self.takes_unmarked = true;
+    }
+
+    /// Those of its processes that live, without its leader. A process once seen in the tree stays in
+    /// it, also when its parent is gone and it has cleared its environment.
+    pub fn members(&mut self) -> Vec<i32> {
+        let all = snapshot();
+        let own = i32::try_from(std::process::id()).unwrap_or_default();
+        let ours = below(&all, own);
+        let mut found: HashSet<i32> = below(&all, self.leader).iter().map(|process| process.pid).collect();
+        let is_root = |process: &&Process| {
+            process.pid != self.leader
+                && (process.group == self.leader
+                    || self.known.contains(&process.pid)
+                    || (process.parent == own && self.is_own_orphan(process.pid)))
+        };
+        let roots: Vec<i32> = ours.iter().filter(is_root).map(|process| process.pid).collect();
+        for root in roots {
+            found.insert(root);
+            found.extend(below(&all, root).iter().map(|process| process.pid));
+        }
+        self.known = found;
+        let lives = |process: &&Process| !process.is_zombie && self.known.contains(&process.pid);
+        ours.iter().filter(lives).map(|process| process.pid).collect()
+    }
+
+    fn is_own_orphan(&self, pid: i32) -> bool {
+        match marker(pid) {
+            Some(marker) => marker == self.marker,
+            None => self.takes_unmarked,
+        }
+    }
+
+    /// Sends a signal to the process group and to every other process of the tree.
+    pub fn signal(&mut self, signal: Signal) {
+        let members = self.members();
+        let _ = nix::sys::signal::killpg(Pid::from_raw(self.leader), signal);
+        for pid in members {
+            // The group got it already; twice would end a program that counts signals.
+            if group_of(pid) != Some(self.leader) {
+                let _ = kill(Pid::from_raw(pid), signal);
+            }
+        }
+    }
+
+    /// Waits until all but the leader are gone, until `kill_at`; then kills them, again and again,
+    /// since they may start others meanwhile, and reaps those that became ours. Gives up 10 s later:
+    /// a process that hangs in the kernel can't be killed.
+    pub fn end(&mut self, kill_at: Instant) {
+        let give_up = kill_at.max(Instant::now()) + Duration::from_secs(10);
+        loop {
+            let members = self.members();
+            reap_zombies(&self.known);
+            let now = Instant::now();
+            if members.is_empty() || now >= give_up {
+                return;
+            }
+            if now >= kill_at {
+                for pid in &members {
+                    let _ = kill(Pid::from_raw(*pid), Signal::SIGKILL);
+                }
+            }
+            end::wait_for_any(&members, if now >= kill_at { now + Duration::from_millis(200) } else { kill_at });
+        }
+    }
+}
+
+fn group_of(pid: i32) -> Option<i32> {
+    nix::unistd::getpgid(Some(Pid::from_raw(pid))).ok().map(Pid::as_raw)
+}
+
+/// Reaps those that are our children and have ended; the others are left alone.
+fn reap_zombies(pids: &HashSet<i32>) {
+    for pid in pids {
+        let _ = waitpid(Pid::from_raw(*pid), Some(WaitPidFlag::WNOHANG));
+    }
+}
+
+/// Kills everything below this process except the trees of `spared`, and reaps it. Returns how many
+/// processes were killed.
+pub fn kill_all_below(spared: &[i32]) -> usize {
+    let own = i32::try_from(std::process::id()).unwrap_or_default();
+    let give_up = Instant::now() + Duration::from_secs(10);
+    let mut killed: HashSet<i32> = HashSet::new();
+    loop {
+        let all = snapshot();
+        let kept: HashSet<i32> =
+            spared.iter().flat_map(|root| below(&all, *root)).map(|process| process.pid).collect();
+        let found: Vec<Process> = below(&all, own)
+            .into_iter()
+            .filter(|process| !spared.contains(&process.pid) && !kept.contains(&process.pid))
+            .collect();
+        reap_zombies(&found.iter().map(|process| process.pid).collect());
+        let living: Vec<i32> =
+            found.iter().filter(|process| !process.is_zombie).map(|process| process.pid).collect();
+        let now = Instant::now();
+        if living.is_empty() || now >= give_up {
+            return killed.len();
+        }
+        for pid in &living {
+            let _ = kill(Pid::from_raw(*pid), Signal::SIGKILL);
+        }
+        killed.extend(&living);
+        end::wait_for_any(&living, now + Duration::from_millis(200));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_with_a_parenthesis_is_read() {
+        let process = parse_stat(7, "7 (a) R 1 1) S 3 4 5 0 -1").unwrap();
+        assert_eq!(process, Process { pid: 7, parent: 3, group: 4, is_zombie: false });
+        assert!(parse_stat(7, "7 (a) Z 1 1 0").unwrap().is_zombie);
+        assert!(parse_stat(7, "nonsense").is_none());
+    }
+
+    #[test]
+    fn descendants_are_found_and_loops_end() {
+        let process = |pid, parent| Process { pid, parent, group: pid, is_zombie: false };
+        let all = [process(5, 4), process(4, 2), process(2, 1), process(3, 1), process(9, 8), process(8, 9)];
+        let pids = |root| below(&all, root).iter().map(|process| process.pid).collect::<Vec<_>>();
+        assert_eq!(pids(2), [4, 5]);
+        assert_eq!(pids(8), [9, 8]);
+        assert!(pids(77).is_empty());
+    }
+}

@@ -1,0 +1,312 @@
+//! Reports state changes to the service: in order, each once, at once when little happens, in batches when
+//! much does. While the service is away they are kept, here and in the Site's spool, and sent when it is
+//! back; what is left at the end is the agent's to deliver. No result is lost.
+
+use std::{
+    collections::VecDeque,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use copal_client::{
+    Client, ClientError,
+    spool::{SpoolHeader, SpoolWriter},
+};
+use copal_schemas::{
+    JobId, SessionId,
+    problem::ErrorCode,
+    session::{JobUpdate, Rejection, Updates},
+};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tracing::{error, info, warn};
+use uuid::Uuid;
+
+use crate::session::{Backoff, Contact, chain, is_ended};
+
+/// The most updates of one call. Larger ones stall the others at the service.
+const MAX_BATCH: usize = 500;
+/// The least time between two calls when the last one had much to say.
+const BUSY_GAP: Duration = Duration::from_millis(10);
+/// How many updates are much.
+const BUSY: usize = 6;
+
+/// What the service made of reports.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// These Jobs are not held any more: their runs must be killed.
+    NotHeld(Vec<JobId>),
+    /// The Session is gone, with all its Jobs.
+    SessionEnded(SessionId),
+}
+
+enum Message {
+    Update(Box<JobUpdate>),
+    Finish(Instant),
+}
+
+/// Takes updates and sends them by a task of its own.
+#[derive(Debug)]
+pub struct Reporter {
+    updates: UnboundedSender<Message>,
+    task: tokio::task::JoinHandle<usize>,
+}
+
+impl Reporter {
+    /// A reporter of one Session. `spool` is the Site's spool folder.
+    #[must_use]
+    pub fn start(
+        client: Client,
+        header: SpoolHeader,
+        spool: PathBuf,
+        contact: Contact,
+        verdicts: UnboundedSender<Verdict>,
+    ) -> Self {
+        let (updates, messages) = unbounded_channel();
+        let sender = Sender {
+            client,
+            header,
+            spool,
+            contact,
+            verdicts,
+            messages,
+            pending: VecDeque::new(),
+            sealed: VecDeque::new(),
+            spooled: 0,
+            file: None,
+            deadline: None,
+            is_closed: false,
+        };
+        Self { updates, task: tokio::spawn(sender.run()) }
+    }
+
+    /// Reports one change. Changes of one Job arrive in the order of the calls.
+    pub fn push(&self, update: JobUpdate) {
+        // The task ends only when told to, or when the Session is gone and nothing counts any more.
+        drop(self.updates.send(Message::Update(Box::new(update))));
+    }
+
+    /// Sends what is left, until `deadline`; the rest stays in the spool. Says how many updates that is.
+    pub async fn finish(self, deadline: Instant) -> usize {
+        drop(self.updates.send(Message::Finish(deadline)));
+        self.task.await.unwrap_or_default()
+    }
+}
+
+struct Sender {
+    client: Client,
+    header: SpoolHeader,
+    spool: PathBuf,
+    contact: Contact,
+    verdicts: UnboundedSender<Verdict>,
+    messages: UnboundedReceiver<Message>,
+    /// Not in a batch yet.
+    pending: VecDeque<JobUpdate>,
+    /// In a batch with its key, so sent or perhaps sent: never changed again.
+    sealed: VecDeque<Updates>,
+    /// How many of the sealed are in the spool file, from the front.
+    spooled: usize,
+    file: Option<SpoolWriter>,
+    /// When to give up; set once nothing more will come.
+    deadline: Option<Instant>,
+    is_closed: bool,
+}
+
+impl Sender {
+    /// Returns how many updates were left to the spool.
+    async fn run(mut self) -> usize {
+        let mut backoff = Backoff::default();
+        let (mut last, mut was_busy) = (Instant::now(), false);
+        loop {
+            self.take_messages();
+            if self.pending.is_empty() && self.sealed.is_empty() {
+                if self.is_closed {
+                    return 0;
+                }
+                match self.messages.recv().await {
+                    Some(message) => self.take(message),
+                    None => self.is_closed = true,
+                }
+                continue;
+            }
+            if was_busy && self.sealed.is_empty() && !self.is_closed {
+                tokio::time::sleep_until((last + BUSY_GAP).into()).await;
+                self.take_messages();
+            }
+            if self.sealed.is_empty() {
+                self.seal();
+            }
+            let Some(batch) = self.sealed.front().cloned() else { continue };
+            last = Instant::now();
+            was_busy = batch.updates.len() >= BUSY;
+            match self.send(&batch).await {
+                Ok(()) => {
+                    backoff.reset();
+                    self.delivered();
+                }
+                Err(error) if is_ended(&error) => return self.session_ended(),
+                Err(error) if matches!(error.code(), Some(ErrorCode::Invalid | ErrorCode::BodyTooLarge | ErrorCode::BulkTooLarge)) => {
+                    self.split(batch, &error);
+                }
+                Err(error) => {
+                    if self.file.is_none() {
+                        warn!(error = %chain(&error), "can't report to the service; results are kept in the spool");
+                    }
+                    self.write_spool();
+                    if self.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                        return self.give_up();
+                    }
+                    self.wait(backoff.next()).await;
+                }
+            }
+        }
+    }
+
+    async fn send(&mut self, batch: &Updates) -> Result<(), ClientError> {
+        let call = self.client.send_updates(self.header.session_id, batch);
+        let answer = match self.deadline {
+            // At the end an answer is not waited for as long as in the middle.
+            Some(deadline) => match tokio::time::timeout_at(deadline.into(), call).await {
+                Ok(answer) => answer?,
+                Err(_) => {
+                    let problem = copal_schemas::problem::Problem::new(ErrorCode::Unavailable, "no answer in time");
+                    return Err(ClientError::Problem(Box::new(problem)));
+                }
+            },
+            None => call.await?,
+        };
+        self.contact.mark();
+        let mut not_held = Vec::new();
+        for rejected in answer.rejected {
+            match rejected.reason {
+                Rejection::NotHeld => not_held.push(rejected.job_id),
+                Rejection::IllegalTransition => {
+                    warn!(job.id = %rejected.job_id, detail = rejected.detail, "the service refused an update");
+                }
+            }
+        }
+        if !not_held.is_empty() {
+            not_held.dedup();
+            drop(self.verdicts.send(Verdict::NotHeld(not_held)));
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, message: Message) {
+        match message {
+            Message::Update(update) => self.pending.push_back(*update),
+            Message::Finish(deadline) => {
+                self.deadline = Some(deadline);
+                self.is_closed = true;
+            }
+        }
+    }
+
+    fn take_messages(&mut self) {
+        while let Ok(message) = self.messages.try_recv() {
+            self.take(message);
+        }
+    }
+
+    /// Makes batches of all that is pending.
+    fn seal(&mut self) {
+        while !self.pending.is_empty() {
+            let count = self.pending.len().min(MAX_BATCH);
+            let updates = self.pending.drain(..count).collect();
+            self.sealed.push_back(Updates { batch_key: Uuid::new_v4(), updates });
+        }
+    }
+
+    /// The first batch has reached the service.
+    fn delivered(&mut self) {
+        self.sealed.pop_front();
+        self.spooled = self.spooled.saturating_sub(1);
+        if self.sealed.is_empty()
+            && let Some(file) = self.file.take()
+        {
+            info!("the service has all results again");
+            if let Err(error) = file.discard() {
+                warn!(error = %chain(&error), "can't delete the spool file; the agent will");
+            }
+        }
+    }
+
+    /// Puts on the disk what the service does not have, so that a killed launcher leaves it.
+    fn write_spool(&mut self) {
+        self.take_messages();
+        self.seal();
+        if self.file.is_none() {
+            match SpoolWriter::open(&self.spool, &self.header) {
+                Ok(file) => self.file = Some(file),
+                Err(error) => {
+                    error!(error = %chain(&error), "can't write the spool file; results are kept in memory only");
+                    return;
+                }
+            }
+        }
+        let Some(file) = &mut self.file else { return };
+        while let Some(batch) = self.sealed.get(self.spooled) {
+            if let Err(error) = file.add(batch) {
+                error!(error = %chain(&error), "can't write the spool file; results are kept in memory only");
+                return;
+            }
+            self.spooled += 1;
+        }
+    }
+
+    /// Waits before the next try; what is reported meanwhile goes to the spool at once.
+    async fn wait(&mut self, time: Duration) {
+        let mut end = Instant::now() + time;
+        if let Some(deadline) = self.deadline {
+            end = end.min(deadline);
+        }
+        while !self.is_closed {
+            match tokio::time::timeout_at(end.into(), self.messages.recv()).await {
+                Err(_) => return,
+                Ok(None) => self.is_closed = true,
+                Ok(Some(message)) => {
+                    self.take(message);
+                    self.write_spool();
+                }
+            }
+        }
+        tokio::time::sleep_until(end.into()).await;
+    }
+
+    /// The service does not understand a batch: its halves are sent, down to the one bad row, which is
+    /// given up, so that it never blocks the others.
+    fn split(&mut self, batch: Updates, error: &ClientError) {
+        self.sealed.pop_front();
+        // What comes in its place is not in the spool. Lines that are there twice have the same key and do no harm.
+        self.spooled = 0;
+        let Updates { mut updates, .. } = batch;
+        if updates.len() <= 1 {
+            let job = updates.first().map(|update| update.job_id.0);
+            error!(job.id = job, error = %chain(error), "the service does not understand an update; it is dropped");
+            return;
+        }
+        let second = updates.split_off(updates.len() / 2);
+        for updates in [second, updates] {
+            self.sealed.push_front(Updates { batch_key: Uuid::new_v4(), updates });
+        }
+    }
+
+    fn session_ended(mut self) -> usize {
+        let lost = self.sealed.iter().map(|batch| batch.updates.len()).sum::<usize>() + self.pending.len();
+        warn!(session.id = %self.header.session_id, updates = lost, "the Session ended; its results do not count any more");
+        if let Some(file) = self.file.take()
+            && let Err(error) = file.discard()
+        {
+            warn!(error = %chain(&error), "can't delete the spool file");
+        }
+        drop(self.verdicts.send(Verdict::SessionEnded(self.header.session_id)));
+        0
+    }
+
+    fn give_up(mut self) -> usize {
+        self.write_spool();
+        let left = self.sealed.iter().map(|batch| batch.updates.len()).sum();
+        let file = self.file.as_ref().map(|file| file.path().display().to_string()).unwrap_or_default();
+        warn!(updates = left, file, "the service is away; the agent delivers these results later");
+        left
+    }
+}

@@ -1,0 +1,322 @@
+//! What a worker has in hand: runs, followers, threads that wait for work. One lock around all of it,
+//! never held while a process is started or awaited.
+
+use std::{
+    collections::{BTreeMap, HashMap, VecDeque},
+    sync::{
+        Condvar, Mutex, MutexGuard, PoisonError,
+        mpsc::Sender,
+    },
+    time::{Duration, Instant},
+};
+
+use chrono::Utc;
+use nix::{
+    sys::signal::{Signal, killpg},
+    unistd::Pid,
+};
+
+use crate::protocol::{Cause, CheckpointSignal, Ended, Event, Outcome, RunId, Setup, Slot, Task};
+
+/// The next blow against a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Blow {
+    /// Its checkpoint signal, because its own limit is near.
+    Limit,
+    /// TERM.
+    Term,
+    /// KILL.
+    Kill,
+}
+
+/// A run that was accepted and has not been reported as ended.
+#[derive(Debug)]
+pub(super) struct Entry {
+    /// Its first process, once started and until that has ended.
+    pub(super) leader: Option<Pid>,
+    /// Whether that has ended, though what came of it may still be there.
+    pub(super) is_over: bool,
+    /// Why it is being ended.
+    pub(super) cause: Option<Cause>,
+    /// What it is sent before it is cut off.
+    pub(super) checkpoint: Option<CheckpointSignal>,
+    /// Seconds between TERM and KILL.
+    pub(super) grace: Duration,
+    /// When which blow is due.
+    pub(super) due: Option<(Instant, Blow)>,
+    /// When it is killed at the latest, once it is being ended.
+    pub(super) kill_at: Option<Instant>,
+}
+
+/// The state.
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    /// Runs by number.
+    pub(super) runs: HashMap<RunId, Entry>,
+    /// Started work for which no thread is free yet.
+    pub(super) ready: VecDeque<(Slot, Task)>,
+    /// Threads that wait for [`Table::ready`].
+    pub(super) idle_threads: usize,
+    /// Work for the next vacant slot, by class.
+    followers: BTreeMap<u64, VecDeque<Task>>,
+    /// Where events go; `None` when the worker is about to exit.
+    reports: Option<Sender<Event>>,
+    /// Nothing new is started.
+    pub(super) closing: bool,
+    /// A run has ended since the janitor looked.
+    pub(super) is_dirty: bool,
+}
+
+/// The table and who waits for it.
+#[derive(Debug)]
+pub(super) struct Shared {
+    table: Mutex<Table>,
+    /// Woken when there is ready work.
+    pub(super) work: Condvar,
+    /// Woken when a blow becomes due earlier than before.
+    pub(super) warden: Condvar,
+    /// Woken when a run has ended.
+    pub(super) janitor: Condvar,
+    /// Woken when the last run has ended.
+    empty: Condvar,
+    /// How to work.
+    pub(super) setup: Setup,
+    /// Tells this worker's runs from those of any other.
+    pub(super) nonce: String,
+}
+
+impl Shared {
+    pub(super) fn new(reports: Sender<Event>, setup: Setup) -> Self {
+        let table = Table { reports: Some(reports), ..Table::default() };
+        Self {
+            table: Mutex::new(table),
+            work: Condvar::new(),
+            warden: Condvar::new(),
+            janitor: Condvar::new(),
+            empty: Condvar::new(),
+            setup,
+            nonce: format!("{:016x}", rand::random::<u64>()),
+        }
+    }
+
+    /// Locks the table. A thread that panicked has not left it half changed in a way that matters more
+    /// than the other runs.
+    pub(super) fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The value of the marker variable of a run.
+    pub(super) fn marker(&self, run: RunId) -> String {
+        format!("{}-{}", self.nonce, run.0)
+    }
+
+    /// The run that a marker means, when it is one of this worker's.
+    pub(super) fn run_of(&self, marker: &str) -> Option<RunId> {
+        marker.strip_prefix(&self.nonce)?.strip_prefix('-')?.parse().ok().map(RunId)
+    }
+
+    /// Begins to end these runs.
+    pub(super) fn kill(&self, runs: &[RunId], cause: Cause, grace_sec: f64) {
+        let mut table = self.table();
+        table.withdraw(runs, cause);
+        for run in runs {
+            if let Some(entry) = table.runs.get_mut(run) {
+                entry.begin_end(cause, seconds(grace_sec));
+            }
+        }
+        drop(table);
+        self.warden.notify_all();
+    }
+
+    /// Begins to end everything; nothing new is started.
+    pub(super) fn kill_all(&self, cause: Cause, grace_sec: f64) {
+        let mut table = self.table();
+        table.closing = true;
+        let followers: Vec<RunId> = table.followers.values().flatten().map(|task| task.run).collect();
+        table.withdraw(&followers, cause);
+        for entry in table.runs.values_mut() {
+            entry.begin_end(cause, seconds(grace_sec));
+        }
+        drop(table);
+        self.warden.notify_all();
+        self.work.notify_all();
+    }
+
+    /// Forgets a run that has ended and reports it; the next one in its slot is returned.
+    pub(super) fn finish(&self, slot: &Slot, mut ended: Ended) -> Option<Task> {
+        let mut table = self.table();
+        table.runs.remove(&ended.run);
+        table.is_dirty = true;
+        self.janitor.notify_one();
+        let next = if table.closing { None } else { table.next_follower(slot.class) };
+        ended.vacant = next.is_none();
+        table.report(Event::Ended(Box::new(ended)));
+        if table.runs.is_empty() {
+            self.empty.notify_all();
+        }
+        next
+    }
+
+    /// Waits until every run has ended.
+    pub(super) fn wait_until_empty(&self) {
+        let mut table = self.table();
+        while !table.runs.is_empty() {
+            table = self.empty.wait(table).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Nothing more is reported.
+    pub(super) fn close_reports(&self) {
+        self.table().reports = None;
+    }
+}
+
+/// A duration from a number that came over the wire.
+pub(super) fn seconds(number: f64) -> Duration {
+    Duration::try_from_secs_f64(number.clamp(0.0, 1e9)).unwrap_or_default()
+}
+
+impl Table {
+    /// Reports an event, in the order of the calls.
+    pub(super) fn report(&self, event: Event) {
+        if let Some(reports) = &self.reports {
+            // It fails only when the head is gone, which `obey` notices.
+            let _ = reports.send(event);
+        }
+    }
+
+    /// Accepts a task: it can be killed from now on.
+    pub(super) fn accept(&mut self, task: &Task, grace_sec: f64) {
+        let entry = Entry {
+            leader: None,
+            is_over: false,
+            cause: None,
+            checkpoint: task.checkpoint,
+            grace: seconds(grace_sec),
+            due: None,
+            kill_at: None,
+        };
+        self.runs.insert(task.run, entry);
+    }
+
+    /// Keeps tasks for slots that will become vacant.
+    pub(super) fn follow(&mut self, tasks: Vec<Task>) {
+        for task in tasks {
+            self.followers.entry(task.class).or_default().push_back(task);
+        }
+    }
+
+    /// The next follower of a class, accepted.
+    pub(super) fn next_follower(&mut self, class: u64) -> Option<Task> {
+        let queue = self.followers.get_mut(&class)?;
+        let task = queue.pop_front();
+        if queue.is_empty() {
+            self.followers.remove(&class);
+        }
+        let task = task?;
+        self.accept(&task, 0.0);
+        Some(task)
+    }
+
+    /// Gives back up to `count` followers, last first.
+    pub(super) fn recall(&mut self, count: usize) {
+        for _ in 0..count {
+            let Some(mut queue) = self.followers.last_entry() else { return };
+            let task = queue.get_mut().pop_back();
+            if queue.get().is_empty() {
+                queue.remove();
+            }
+            if let Some(task) = task {
+                self.report(Event::Returned(task.run));
+            }
+        }
+    }
+
+    /// Takes these runs out of the followers and reports that they never started.
+    fn withdraw(&mut self, runs: &[RunId], cause: Cause) {
+        let mut withdrawn = Vec::new();
+        self.followers.retain(|_, queue| {
+            queue.retain(|task| {
+                let stays = !runs.contains(&task.run);
+                if !stays {
+                    withdrawn.push(task.run);
+                }
+                stays
+            });
+            !queue.is_empty()
+        });
+        for run in withdrawn {
+            self.report(Event::Ended(Box::new(never_started(run, None, Outcome::Withdrawn, Some(cause)))));
+        }
+    }
+}
+
+/// The end of a run that had no beginning.
+pub(super) fn never_started(run: RunId, slot: Option<&Slot>, outcome: Outcome, cause: Option<Cause>) -> Ended {
+    let now = Utc::now();
+    Ended {
+        run,
+        slot: slot.map(|slot| slot.id),
+        vacant: false,
+        outcome,
+        cause,
+        start: now,
+        end: now,
+        peak_memory_bytes: None,
+        cpu_sec: None,
+        tail: String::new(),
+    }
+}
+
+impl Entry {
+    /// Begins to end the run, or hastens an end that has begun. A checkpoint comes first where time
+    /// is the cause; whoever lost the right to run gets none.
+    fn begin_end(&mut self, cause: Cause, grace: Duration) {
+        let now = Instant::now();
+        let is_first = self.cause.is_none();
+        if is_first {
+            self.cause = Some(cause);
+        }
+        let checkpoint = self.checkpoint.filter(|_| is_first && cause == Cause::EndOfTime);
+        let term_at = match (checkpoint, self.leader) {
+            (Some(checkpoint), Some(leader)) => {
+                signal_group(leader, checkpoint.signal);
+                now + seconds(checkpoint.grace_sec)
+            }
+            _ => now,
+        };
+        self.grace = grace;
+        let kill_at = term_at + grace;
+        self.kill_at = Some(self.kill_at.map_or(kill_at, |known| known.min(kill_at)));
+        let due = (term_at, Blow::Term);
+        self.due = Some(match self.due {
+            Some((at, Blow::Kill)) => (at.min(kill_at), Blow::Kill),
+            Some((at, Blow::Term)) if at < term_at => (at, Blow::Term),
+            _ => due,
+        });
+    }
+
+    /// The run has started: its own limit begins to count. Whether something is due.
+    pub(super) fn started(&mut self, leader: Pid, limit_sec: Option<f64>, grace: Duration) -> bool {
+        self.leader = Some(leader);
+        if self.cause.is_some() {
+            // It was killed while it was being started.
+            self.due = Some((Instant::now(), Blow::Term));
+            return true;
+        }
+        self.grace = grace;
+        if let Some(limit) = limit_sec {
+            let before = self.checkpoint.map_or(0.0, |checkpoint| checkpoint.grace_sec);
+            self.due = Some((Instant::now() + seconds(limit - before), Blow::Limit));
+        }
+        limit_sec.is_some()
+    }
+}
+
+/// Sends a signal by its number to a process group. The leader is not reaped while the table is locked,
+/// so the number is still its own.
+pub(super) fn signal_group(leader: Pid, signal: i32) {
+    if let Ok(signal) = Signal::try_from(signal) {
+        let _ = killpg(leader, signal);
+    }
+}

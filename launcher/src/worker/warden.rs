@@ -1,0 +1,71 @@
+//! Ends runs whose time is over: checkpoint signal, TERM, KILL, each when it is due. Sleeps until then.
+
+use std::{
+    sync::PoisonError,
+    time::{Duration, Instant},
+};
+
+use nix::{sys::signal::Signal, unistd::Pid};
+use tracing::info;
+
+use super::table::{Blow, Shared, seconds, signal_group};
+use crate::{
+    process::tree::Tree,
+    protocol::{Cause, RunId},
+};
+
+/// How often KILL is repeated against a tree that starts new processes.
+const REPEAT: Duration = Duration::from_secs(1);
+
+/// Works as long as the worker does.
+pub(super) fn watch(shared: &Shared) {
+    loop {
+        for (run, leader, signal) in wait_for_blows(shared) {
+            info!(run = run.0, signal = signal.as_str(), "ending a run");
+            let mut tree = Tree::new(leader, shared.marker(run));
+            tree.signal(signal);
+            if signal == Signal::SIGTERM {
+                // A stopped process would sleep through it.
+                tree.signal(Signal::SIGCONT);
+            }
+        }
+    }
+}
+
+/// Sleeps until something is due; says whom to send what. Checkpoint signals are sent here.
+fn wait_for_blows(shared: &Shared) -> Vec<(RunId, Pid, Signal)> {
+    let mut table = shared.table();
+    loop {
+        let now = Instant::now();
+        let mut blows = Vec::new();
+        let mut next: Option<Instant> = None;
+        for (run, entry) in &mut table.runs {
+            let (Some((at, blow)), Some(leader)) = (entry.due, entry.leader) else { continue };
+            if at <= now {
+                let (due, signal) = match blow {
+                    Blow::Limit => {
+                        entry.cause = Some(Cause::Limit);
+                        let grace = entry.checkpoint.map_or(Duration::ZERO, |checkpoint| {
+                            signal_group(leader, checkpoint.signal);
+                            seconds(checkpoint.grace_sec)
+                        });
+                        entry.kill_at = Some(now + grace + entry.grace);
+                        ((now + grace, Blow::Term), None)
+                    }
+                    Blow::Term => ((now + entry.grace, Blow::Kill), Some(Signal::SIGTERM)),
+                    Blow::Kill => ((now + REPEAT, Blow::Kill), Some(Signal::SIGKILL)),
+                };
+                entry.due = Some(due);
+                blows.extend(signal.map(|signal| (*run, leader, signal)));
+            }
+            next = entry.due.map(|(at, _)| at).into_iter().chain(next).min();
+        }
+        if !blows.is_empty() {
+            return blows;
+        }
+        table = match next.map(|at| at.saturating_duration_since(Instant::now())) {
+            Some(time) => shared.warden.wait_timeout(table, time).map_or_else(|error| error.into_inner().0, |pair| pair.0),
+            None => shared.warden.wait(table).unwrap_or_else(PoisonError::into_inner),
+        };
+    }
+}
