@@ -92,24 +92,29 @@ fn root(error: &dyn Error) -> String {
     last.to_string()
 }
 
+/// Why a call did not succeed, in one line without the remedy.
+pub(crate) fn describe(error: &ClientError) -> String {
+    match error {
+        ClientError::Unreachable { url, source } => format!("can't reach the service at {url}: {}", root(source)),
+        ClientError::Answer { url, source } => format!("the answer of {url} is not understood: {}", root(source)),
+        ClientError::Problem(problem) => problem.detail.trim().trim_end_matches('.').to_owned(),
+    }
+}
+
 impl From<ClientError> for Failure {
     fn from(error: ClientError) -> Self {
+        let message = describe(&error);
         match error {
-            ClientError::Unreachable { url, source } => {
-                Self::new(format!("can't reach the service at {url}: {}", root(&source)))
-                    .hint("start it with `copal-server`, or name another one with `copal login --url URL`")
-            }
-            ClientError::Answer { url, source } => {
-                Self::new(format!("the answer of {url} is not understood: {}", root(&source)))
-                    .hint("check that the address is a Copal service's, and that it has the version of this `copal`")
-            }
-            ClientError::Problem(problem) => from_problem(&problem),
+            ClientError::Unreachable { .. } => Self::new(message)
+                .hint("start it with `copal-server`, or name another one with `copal login --url URL`"),
+            ClientError::Answer { .. } => Self::new(message)
+                .hint("check that the address is a Copal service's, and that it has the version of this `copal`"),
+            ClientError::Problem(problem) => from_problem(&problem, &message),
         }
     }
 }
 
-fn from_problem(problem: &Problem) -> Failure {
-    let detail = problem.detail.trim().trim_end_matches('.');
+fn from_problem(problem: &Problem, detail: &str) -> Failure {
     match problem.code {
         ErrorCode::Unauthenticated => Failure::new(format!("the service does not accept the stored token: {detail}"))
             .hint("run `copal login`; the token may have lapsed, or another service may have made it"),
@@ -216,9 +221,13 @@ mod tests {
         Problem::new(code, detail)
     }
 
+    fn shown(problem: Problem) -> Failure {
+        ClientError::Problem(Box::new(problem)).into()
+    }
+
     #[test]
     fn a_lapsed_token_says_what_to_do() {
-        insta::assert_snapshot!(from_problem(&problem(ErrorCode::Unauthenticated, "Could not validate credentials.")).lines(), @r"
+        insta::assert_snapshot!(shown(problem(ErrorCode::Unauthenticated, "Could not validate credentials.")).lines(), @r"
         error: the service does not accept the stored token: Could not validate credentials
         hint: run `copal login`; the token may have lapsed, or another service may have made it
         ");
@@ -231,7 +240,7 @@ mod tests {
             loc: vec![json!("body"), json!(0), json!("num_nodes")],
             msg: "must be 1 or more".into(),
         });
-        insta::assert_snapshot!(from_problem(&wrong).lines(), @"error: 0.num_nodes: must be 1 or more");
+        insta::assert_snapshot!(shown(wrong).lines(), @"error: 0.num_nodes: must be 1 or more");
     }
 
     #[test]

@@ -116,9 +116,10 @@ fn coarse(seconds: f64) -> String {
     }
 }
 
-/// A span in seconds, in two units: `0.42s`, `3m 20s`, `2h 05m`, `1d 03h`.
+/// A span in seconds, in two units: `421ms`, `3m 20s`, `2h 05m`, `1d 03h`.
 pub(crate) fn span(seconds: f64) -> String {
     match seconds.max(0.0) {
+        seconds if seconds < 1.0 => format!("{:.0}ms", seconds * 1000.0),
         seconds if seconds < 10.0 => format!("{seconds:.2}s"),
         seconds if seconds < 59.5 => format!("{seconds:.0}s"),
         seconds => {
@@ -184,7 +185,7 @@ mod tests {
 
     #[test]
     fn spans_and_sizes_are_short() {
-        assert_eq!([0.421, 42.0, 200.0, 7500.0, 97_200.0].map(span), ["0.42s", "42s", "3m 20s", "2h 05m", "1d 03h"]);
+        assert_eq!([0.421, 42.0, 200.0, 7500.0, 97_200.0].map(span), ["421ms", "42s", "3m 20s", "2h 05m", "1d 03h"]);
         assert_eq!([512, 1_572_864, 3 << 40].map(size), ["512 B", "1.5 MiB", "3.0 TiB"]);
     }
 }

@@ -94,9 +94,13 @@ pub(crate) fn batch_job_state(state: BatchJobState) -> Cell {
     }
 }
 
-/// `k=v k2=v2`
+/// `k=v k2='two words'`
 pub(crate) fn pairs(map: &StringMap) -> String {
-    map.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(" ")
+    let quoted = |value: &str| match value.is_empty() || value.contains(char::is_whitespace) {
+        true => format!("'{value}'"),
+        false => value.to_owned(),
+    };
+    map.iter().map(|(key, value)| format!("{key}={}", quoted(value))).collect::<Vec<_>>().join(" ")
 }
 
 #[cfg(test)]

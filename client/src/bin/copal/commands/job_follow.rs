@@ -1,17 +1,17 @@
 //! `copal job wait|watch`
 
-use std::time::Duration;
+use std::{fmt::Write, time::Duration};
 
 use copal_client::{Client, ClientError};
 use copal_schemas::JobState;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressState, ProgressStyle};
 use tokio::time::Instant;
 
 use super::job_list::counts_table;
 use crate::{
     args::job::Selection,
     context::Context,
-    failure::{Failure, Result, TIMED_OUT, chain},
+    failure::{Failure, Result, TIMED_OUT, describe},
     follow::{End, follow},
     human::{Clock, count},
     ids::Shortest,
@@ -99,6 +99,7 @@ struct Progress {
     context: Context,
     bar: ProgressBar,
     lines: bool,
+    last_line: String,
     away: bool,
 }
 
@@ -110,7 +111,7 @@ impl Progress {
         if live {
             bar.enable_steady_tick(Duration::from_millis(250));
         }
-        Self { context, bar, lines: watch && !live && !context.out.is_json(), away: false }
+        Self { context, bar, lines: watch && !live && !context.out.is_json(), last_line: String::new(), away: false }
     }
 
     fn is_live(&self) -> bool {
@@ -125,15 +126,17 @@ impl Progress {
                 self.bar.set_length(total(counts).unsigned_abs());
                 self.bar.set_position(ended.unsigned_abs());
                 self.bar.set_message(summary(counts));
-                if self.lines {
+                let line = summary(counts);
+                if self.lines && line != self.last_line {
                     let time = Clock::here();
-                    self.context.out.text(&format!("{}  {}\n", time.local_time(time.now), summary(counts)))?;
+                    self.context.out.text(&format!("{}  {line}\n", time.local_time(time.now)))?;
+                    self.last_line = line;
                 }
             }
-            Err(error) if self.away => self.bar.set_message(chain(error)),
+            Err(_) if self.away => {}
             Err(error) => {
                 self.away = true;
-                let line = format!("{}; trying again", chain(error));
+                let line = format!("{}; trying again", describe(error));
                 self.bar.suspend(|| self.context.out.talk(&line));
             }
         }
@@ -146,8 +149,11 @@ impl Progress {
 }
 
 fn style() -> ProgressStyle {
-    ProgressStyle::with_template("{bar:30} {pos}/{len} Jobs  {elapsed}, {per_sec}, {eta} left  {wide_msg}")
+    ProgressStyle::with_template("{bar:20} {pos}/{len} Jobs  {elapsed}, {rate}, {eta} left  {wide_msg}")
         .unwrap_or_else(|_| ProgressStyle::default_bar())
+        .with_key("rate", |state: &ProgressState, out: &mut dyn Write| {
+            let _ = write!(out, "{:.1}/s", state.per_sec());
+        })
 }
 
 #[cfg(test)]
