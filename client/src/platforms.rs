@@ -35,6 +35,7 @@ macro_rules! platforms {
 pub fn platforms() -> &'static [Platform] {
     platforms! {
         "local": "this machine, without a scheduler",
+        "slurm": "any cluster with Slurm",
     }
 }
 

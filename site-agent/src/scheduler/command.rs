@@ -30,6 +30,21 @@ pub struct Output {
 }
 
 impl Output {
+    /// Its standard output, if its exit code is 0.
+    ///
+    /// # Errors
+    /// When it is another.
+    pub fn success(self, program: &str) -> Result<String, CommandError> {
+        match self.code {
+            Some(0) => Ok(self.stdout),
+            code => Err(CommandError::Failed {
+                command: program.into(),
+                status: code.map_or_else(|| "a signal".into(), |code| format!("exit code {code}")),
+                text: self.complaint(),
+            }),
+        }
+    }
+
     /// What it said, for people: standard error, or where that is empty standard output.
     #[must_use]
     pub fn complaint(&self) -> String {
@@ -70,13 +85,46 @@ pub enum CommandError {
     },
 }
 
-/// Runs a command to its end.
-///
-/// # Errors
-/// When it can't be started or does not end in time. Any exit code is an answer here.
-pub async fn run(program: &str, args: &[&str], limit: Duration) -> Result<Output, CommandError> {
-    let mut child = Command::new(program)
+/// How the commands of one kind of scheduler are run.
+#[derive(Clone, Copy, Debug)]
+pub struct Runner {
+    /// How long one may take.
+    pub limit: Duration,
+    /// Variables that they get.
+    pub env: &'static [(&'static str, &'static str)],
+    /// Which variables of the agent's own environment they must not see: an agent that itself runs in an
+    /// allocation would hand that allocation's limits on.
+    pub scrub: fn(&str) -> bool,
+}
+
+impl Runner {
+    /// Runs a command to its end.
+    ///
+    /// # Errors
+    /// When it can't be started or does not end in time. Any exit code is an answer here.
+    pub async fn run(&self, program: &str, args: &[&str]) -> Result<Output, CommandError> {
+        run(self, program, args).await
+    }
+
+    /// Runs a command that must end with exit code 0; gives its standard output.
+    ///
+    /// # Errors
+    /// As [`Runner::run`], and when the exit code is another.
+    pub async fn run_ok(&self, program: &str, args: &[&str]) -> Result<String, CommandError> {
+        self.run(program, args).await?.success(program)
+    }
+}
+
+async fn run(runner: &Runner, program: &str, args: &[&str]) -> Result<Output, CommandError> {
+    let limit = runner.limit;
+    let scrubbed = std::env::vars_os().map(|(name, _)| name).filter(|name| name.to_str().is_some_and(runner.scrub));
+    let mut command = Command::new(program);
+    for name in scrubbed {
+        command.env_remove(name);
+    }
+    let mut child = command
         .args(args)
+        .envs(runner.env.iter().copied())
         .env("LC_ALL", "C")
         .env("LANG", "C")
         .stdin(Stdio::null())
@@ -106,22 +154,6 @@ pub async fn run(program: &str, args: &[&str], limit: Duration) -> Result<Output
     }
 }
 
-/// Runs a command that must end with exit code 0; gives its standard output.
-///
-/// # Errors
-/// As [`run`], and when the exit code is another.
-pub async fn run_ok(program: &str, args: &[&str], limit: Duration) -> Result<String, CommandError> {
-    let output = run(program, args, limit).await?;
-    match output.code {
-        Some(0) => Ok(output.stdout),
-        code => Err(CommandError::Failed {
-            command: program.into(),
-            status: code.map_or_else(|| "a signal".into(), |code| format!("exit code {code}")),
-            text: output.complaint(),
-        }),
-    }
-}
-
 async fn read(stream: Option<impl AsyncRead + Unpin>) -> Vec<u8> {
     let mut bytes = Vec::new();
     if let Some(mut stream) = stream {
@@ -142,11 +174,11 @@ fn output(status: ExitStatus, stdout: Vec<u8>, stderr: Vec<u8>) -> Output {
 mod tests {
     use super::*;
 
-    const LIMIT: Duration = Duration::from_secs(20);
+    const RUNNER: Runner = Runner { limit: Duration::from_secs(20), env: &[], scrub: |_| false };
 
     #[tokio::test]
     async fn pitfall_052_072_bytes_that_are_not_utf8_are_repaired() {
-        let output = run("printf", &["caf\\351"], LIMIT).await.unwrap();
+        let output = RUNNER.run("printf", &["caf\\351"]).await.unwrap();
         assert_eq!(output.stdout, "caf\u{fffd}");
     }
 
@@ -155,18 +187,31 @@ mod tests {
         let mark = format!("{}.25", 31_000 + std::process::id());
         let started = std::time::Instant::now();
         let script = format!("sleep {mark} & sleep {mark}");
-        let error = run("sh", &["-c", &script], Duration::from_millis(300)).await.unwrap_err();
+        let error =
+            Runner { limit: Duration::from_millis(300), ..RUNNER }.run("sh", &["-c", &script]).await.unwrap_err();
         assert!(matches!(error, CommandError::TimedOut { .. }), "{error}");
         assert!(started.elapsed() < Duration::from_secs(10));
-        let left = run("pgrep", &["-f", &format!("^sleep {mark}")], LIMIT).await.unwrap();
+        let left = RUNNER.run("pgrep", &["-f", &format!("^sleep {mark}")]).await.unwrap();
         assert_eq!(left.stdout, "");
     }
 
     #[tokio::test]
+    async fn pitfall_081_an_allocation_around_the_agent_is_not_handed_on() {
+        let runner = Runner { env: &[("COPAL_TEST_GIVEN", "1")], scrub: |name| name == "PATH", ..RUNNER };
+        let output = runner.run("/usr/bin/env", &[]).await.unwrap();
+        assert!(
+            output.stdout.contains("COPAL_TEST_GIVEN=1") && output.stdout.contains("LC_ALL=C"),
+            "{}",
+            output.stdout
+        );
+        assert!(!output.stdout.lines().any(|line| line.starts_with("PATH=")), "{}", output.stdout);
+    }
+
+    #[tokio::test]
     async fn a_failure_carries_what_the_command_said() {
-        let error = run_ok("sh", &["-c", "echo no such queue >&2; exit 3"], LIMIT).await.unwrap_err();
+        let error = RUNNER.run_ok("sh", &["-c", "echo no such queue >&2; exit 3"]).await.unwrap_err();
         assert_eq!(error.to_string(), "sh failed with exit code 3: no such queue");
-        let error = run_ok("no-such-program", &[], LIMIT).await.unwrap_err();
+        let error = RUNNER.run_ok("no-such-program", &[]).await.unwrap_err();
         assert!(matches!(error, CommandError::Start { .. }));
     }
 }

@@ -30,7 +30,7 @@ use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize};
 use tokio::{io::AsyncReadExt, process::Command, sync::Notify};
 
-use super::{EndReason, Ending, Scheduler, SchedulerError, Status, SubmitError, SubmitSpec, Tracked, command};
+use super::{EndReason, Ending, Scheduler, SchedulerError, Status, SubmitError, SubmitSpec, Tracked, command::Runner};
 use crate::{
     process::{self, ProcessId},
     records::{self, RecordError},
@@ -473,7 +473,8 @@ pub async fn node_shape(launcher: &LauncherSettings) -> Option<NodeShape> {
 }
 
 async fn nvidia_gpus() -> u32 {
-    match command::run_ok("nvidia-smi", &["-L"], Duration::from_secs(20)).await {
+    let runner = Runner { limit: Duration::from_secs(20), env: &[], scrub: |_| false };
+    match runner.run_ok("nvidia-smi", &["-L"]).await {
         Ok(list) => count_gpus(&list),
         Err(_) => 0,
     }

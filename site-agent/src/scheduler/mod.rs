@@ -5,6 +5,7 @@
 pub mod command;
 pub mod local;
 pub mod local_run;
+pub mod slurm;
 
 use std::{
     fmt,
@@ -56,6 +57,11 @@ pub enum Status {
     Queued {
         /// Why it does not run yet.
         reason: Option<String>,
+    },
+    /// It waits and no waiting will help, since the request is beyond a limit; which, in the scheduler's words.
+    Impossible {
+        /// Which limit.
+        reason: String,
     },
     /// It has its nodes.
     Running {
@@ -177,17 +183,30 @@ pub trait Scheduler: Send + Sync {
 pub fn open(site: &SiteDir, settings: &Settings, programs: &Path) -> anyhow::Result<Arc<dyn Scheduler>> {
     match settings.scheduler.kind {
         SchedulerKind::Local => Ok(Arc::new(local::LocalScheduler::open(site, settings, programs)?)),
+        SchedulerKind::Slurm => Ok(Arc::new(slurm::Slurm::default())),
         other => anyhow::bail!(
-            "{}: scheduler.kind: this version has no adapter for {other:?}; use local",
+            "{}: scheduler.kind: this version has no adapter for {other:?}; use local or slurm",
             site.settings_path().display()
         ),
     }
+}
+
+/// A time in a scheduler's answer: epoch seconds, or an ISO time in this machine's zone. Words (`N/A`, `Unknown`) are
+/// no time. Of the two instants that a local time means on the night when clocks go back, the later.
+fn parse_time(text: &str) -> Option<Timestamp> {
+    let text = text.trim();
+    if let Ok(seconds) = text.parse::<i64>() {
+        return (seconds > 0).then(|| chrono::DateTime::from_timestamp(seconds, 0)).flatten();
+    }
+    let naive = chrono::NaiveDateTime::parse_from_str(text, "%Y-%m-%dT%H:%M:%S").ok()?;
+    chrono::TimeZone::from_local_datetime(&chrono::Local, &naive).latest().map(|time| time.with_timezone(&chrono::Utc))
 }
 
 /// What one node of the Site has, where all are alike and this can be known.
 pub async fn node_shape(settings: &Settings) -> Option<NodeShape> {
     match settings.scheduler.kind {
         SchedulerKind::Local => local::node_shape(&settings.launcher).await,
+        SchedulerKind::Slurm => slurm::node_shape().await,
         _ => None,
     }
 }

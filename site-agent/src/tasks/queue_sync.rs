@@ -16,7 +16,10 @@ use std::{
 
 use anyhow::Context as _;
 use chrono::Utc;
-use copal_client::ClientError;
+use copal_client::{
+    ClientError,
+    launcher_exit::{ExitReason, LauncherExit},
+};
 use copal_schemas::{
     BatchJobId, StringMap, Timestamp,
     batch_job::{BatchJob, BatchJobPatch, BatchJobState, SchedulerId},
@@ -233,6 +236,13 @@ impl QueueSync {
                 Some(ending) => self.finish(&case, ending, None).await,
                 None => Ok(()),
             },
+            Some(Status::Impossible { reason }) => {
+                self.cancel(scheduler, &case).await?;
+                if case.batch_job.state == BatchJobState::PendingDeletion {
+                    return Ok(());
+                }
+                self.refuse(id, format!("the scheduler would never start it: {reason}")).await
+            }
             Some(status @ (Status::Queued { .. } | Status::Running { .. })) => {
                 self.absences.remove(&id);
                 if case.batch_job.state == BatchJobState::PendingDeletion {
@@ -264,20 +274,20 @@ impl QueueSync {
         absence.looks += 1;
         let ending =
             |end, reason| Ending { start: case.batch_job.start_time, end, reason, exit_code: None, signal: None };
-        if let Some(end) = self.launcher_ended(case) {
-            return Some(ending(Some(end), EndReason::Completed));
+        if let Some(exit) = self.launcher_exit(case) {
+            let reason = if exit.reason == ExitReason::Failed { EndReason::Failed } else { EndReason::Completed };
+            return Some(ending(Some(exit.time), reason));
         }
         let absence = self.absences.get(&case.batch_job.id)?;
         (absence.looks >= ABSENT_LOOKS && absence.since.elapsed() >= ABSENT_FOR)
             .then(|| ending(Some(Utc::now()), EndReason::Lost))
     }
 
-    /// When the BatchJob's launcher wrote its exit record, where it did.
-    fn launcher_ended(&self, case: &Case) -> Option<Timestamp> {
-        let path = self.context.dir.qsubmit().join(format!("{}.launcher.json", case.batch_job.id));
-        let written: Timestamp = fs::metadata(path).ok()?.modified().ok()?.into();
-        // An older file belongs to another service's BatchJob of this number.
-        case.submission.as_ref().filter(|submission| written >= submission.intent).map(|_| written)
+    /// The exit record of the BatchJob's launcher.
+    fn launcher_exit(&self, case: &Case) -> Option<LauncherExit> {
+        let exit = LauncherExit::read(&self.context.dir.qsubmit(), case.batch_job.id)?;
+        // An older one belongs to another service's BatchJob of this number.
+        case.submission.as_ref().filter(|submission| exit.time >= submission.intent).map(|_| exit)
     }
 
     async fn finish(&mut self, case: &Case, ending: Ending, reason: Option<String>) -> anyhow::Result<()> {
@@ -296,9 +306,10 @@ impl QueueSync {
             info.insert("signal".into(), signal.clone());
         }
         if matches!(ending.reason, EndReason::Failed | EndReason::Lost | EndReason::OutOfMemory)
-            && let Some(tail) = tail(&self.path(&case.key, "out"))
+            && let Some(error) =
+                self.launcher_exit(case).map(|exit| exit.message).or_else(|| tail(&self.path(&case.key, "out")))
         {
-            info.insert("error".into(), tail);
+            info.insert("error".into(), error);
         }
         let patch = BatchJobPatch {
             scheduler_id: new_id(&case.batch_job, case.scheduler_id()),
@@ -413,7 +424,7 @@ fn alive_patch(batch_job: &BatchJob, id: Option<&SchedulerId>, status: &Status) 
     let (state, start, reason) = match status {
         Status::Queued { reason } => (BatchJobState::Queued, None, reason.as_deref()),
         Status::Running { start } => (BatchJobState::Running, *start, None),
-        Status::Ended(_) | Status::Absent => return None,
+        Status::Ended(_) | Status::Absent | Status::Impossible { .. } => return None,
     };
     let mut info = batch_job.status_info.clone();
     match reason {

@@ -1,0 +1,34 @@
+#!/bin/bash
+{{!--
+  copal-agent renders this file for each BatchJob and submits it with sbatch, which gets the job's name and the place
+  of its output on the command line. {{x}} is quoted for the shell where it needs that, {{{x}}} never.
+  Variables: batch_job_id job_name project queue num_nodes wall_time_min job_mode filter_tags partitions
+             optional_params site_path launcher_cmd proxy
+  Helpers:   hhmmss add sub mul div mod quote, and within #if: eq ne gt gte lt lte and or not
+  `copal site sync` tells what is wrong with it.
+--}}
+#SBATCH --nodes={{num_nodes}}
+#SBATCH --time={{hhmmss wall_time_min}}
+#SBATCH --exclusive
+{{#if queue}}
+#SBATCH --partition={{queue}}
+{{/if}}
+{{#if project}}
+#SBATCH --account={{project}}
+{{/if}}
+{{#if optional_params.reservation}}
+#SBATCH --reservation={{optional_params.reservation}}
+{{/if}}
+{{#if optional_params.qos}}
+#SBATCH --qos={{optional_params.qos}}
+{{/if}}
+{{#if optional_params.constraint}}
+#SBATCH --constraint={{optional_params.constraint}}
+{{/if}}
+
+{{#if proxy}}
+export https_proxy={{proxy}}
+{{/if}}
+
+# `exec`, so that Slurm's signals reach the launcher.
+exec {{launcher_cmd}}
