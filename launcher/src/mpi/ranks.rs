@@ -34,8 +34,8 @@ pub(super) fn program(run: &RankedRun, variables: RankVariables, bind: Option<&[
         }
         GpuPlan::ByRank(of_ranks) => {
             let sets = of_ranks.iter().map(|gpus| {
-                let words = gpus.set.iter().map(|(name, value)| format!("export {name}={}", quoted(value)));
-                words.collect::<Vec<_>>().join(" ")
+                let words = gpus.set.iter().map(|(name, value)| format!(" {name}={}", quoted(value)));
+                format!("export{}", words.collect::<String>())
             });
             script += &cases(variables.global, sets);
             command.unset = of_ranks.first().map(|gpus| gpus.unset.clone()).unwrap_or_default();
