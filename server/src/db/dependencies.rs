@@ -20,6 +20,8 @@ pub struct Status {
     open: bool,
     /// A parent whose edge can never be met.
     culprit: Option<JobId>,
+    /// Whether that parent was deleted.
+    deleted: bool,
 }
 
 impl Status {
@@ -40,7 +42,10 @@ impl Status {
         if let Some(parent) = self.culprit {
             data.insert("reason".into(), "dependency".into());
             data.insert("parent_id".into(), parent.0.into());
-            let message = format!("Job {parent} did not end as this Job needs; restart {parent} to let this one run");
+            let message = match self.deleted {
+                true => format!("Job {parent}, which this Job waited for, was deleted"),
+                false => format!("Job {parent} did not end as this Job needs; restart {parent} to let this one run"),
+            };
             data.insert("message".into(), message.into());
         }
         data
@@ -88,10 +93,14 @@ pub async fn statuses(conn: &mut PgConnection, children: &[JobId]) -> ApiResult<
     if children.is_empty() {
         return Ok(BTreeMap::new());
     }
-    const SQL: &str = "select child_id, coalesce(bool_or(met is null), false), \
-         min(parent_id) filter (where met = false) from job_edges where child_id = any($1) group by child_id";
-    let rows: Vec<(JobId, bool, Option<JobId>)> = sqlx::query_as(SQL).bind(children).fetch_all(conn).await?;
-    Ok(rows.into_iter().map(|(child, open, culprit)| (child, Status { open, culprit })).collect())
+    const SQL: &str = "select e.child_id, e.open, e.culprit, \
+         e.culprit is not null and not exists (select from jobs j where j.id = e.culprit) as deleted \
+         from (select child_id, coalesce(bool_or(met is null), false) as open, \
+         min(parent_id) filter (where met = false) as culprit \
+         from job_edges where child_id = any($1) group by child_id) as e";
+    let rows: Vec<(JobId, bool, Option<JobId>, bool)> = sqlx::query_as(SQL).bind(children).fetch_all(conn).await?;
+    let statuses = rows.into_iter().map(|(child, open, culprit, deleted)| (child, Status { open, culprit, deleted }));
+    Ok(statuses.collect())
 }
 
 /// Writes to the edges what became of their parents. Gives the children in the order of their ids.

@@ -63,8 +63,10 @@ fn patch_item<I: DeserializeOwned, P: DeserializeOwned>((index, mut fields): (us
         .and_then(|id| {
             I::deserialize(id).map_err(|error| ApiError::invalid_at(at(vec!["id".into()]), error.to_string()))
         })?;
-    let patch = serde_path_to_error::deserialize(Value::Object(fields))
-        .map_err(|error| ApiError::invalid_at(at(place(error.path())), error.inner().to_string()))?;
+    let patch = serde_path_to_error::deserialize(Value::Object(fields)).map_err(|error| {
+        let (place, msg) = describe(&error);
+        ApiError::invalid_at(at(place), msg)
+    })?;
     Ok((id, patch))
 }
 
@@ -101,8 +103,8 @@ fn parse<T: DeserializeOwned>(body: &[u8]) -> ApiResult<T> {
     }
     let mut json = serde_json::Deserializer::from_slice(body);
     let value = serde_path_to_error::deserialize(&mut json).map_err(|error| {
-        let loc = [vec!["body".into()], place(error.path())].concat();
-        ApiError::invalid_at(loc, error.inner().to_string())
+        let (place, msg) = describe(&error);
+        ApiError::invalid_at([vec!["body".into()], place].concat(), msg)
     })?;
     json.end().map_err(|error| ApiError::invalid_at(vec!["body".into()], error.to_string()))?;
     Ok(value)
@@ -151,6 +153,20 @@ impl<'de> Deserializer<'de> for Probe {
     serde::forward_to_deserialize_any! {
         bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit
         unit_struct newtype_struct tuple tuple_struct map struct enum identifier ignored_any
+    }
+}
+
+/// Where and what an error is. Serde names a field that is missing in its sentence only.
+fn describe(error: &serde_path_to_error::Error<serde_json::Error>) -> (Vec<Value>, String) {
+    let mut place = place(error.path());
+    let msg = error.inner().to_string();
+    let missing = msg.strip_prefix("missing field `").and_then(|rest| rest.split('`').next());
+    match missing {
+        Some(field) => {
+            place.push(field.into());
+            (place, "the field is required".into())
+        }
+        None => (place, msg),
     }
 }
 
@@ -212,7 +228,7 @@ mod tests {
         assert_eq!(error.loc, [Value::from("body"), 0.into(), "num_nodes".into()]);
         assert!(error.msg.contains("an integer is wanted"), "{}", error.msg);
         let error = error_of::<SiteCreate>(br#"{"path": "/x"}"#);
-        assert!(error.msg.contains("name"), "{}", error.msg);
+        assert_eq!(error.loc, ["body", "name"]);
     }
 
     #[test]

@@ -18,7 +18,7 @@ use super::Wake;
 /// Tokens of one notification that travel at the same time.
 const MAX_TOKENS: u32 = 4;
 /// Jobs that are worth a token more.
-const JOBS_A_TOKEN: u32 = 64;
+const JOBS_A_TOKEN: u32 = 8;
 
 /// Which Jobs a waiter can use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -147,10 +147,12 @@ impl Stream {
 
     async fn catch_up(&mut self) -> Result<(), Failed> {
         loop {
+            // A page that was begun earlier ends before the pages that are handed out begin.
+            let begun = self.position.partly.is_some();
             let (page, next) = feed::catch_up(&self.shared.pool, self.owner, &self.position).await?;
             self.send(&page, page.entries.iter()).await?;
             self.position = next;
-            if page.last {
+            if page.last && !begun {
                 return Ok(());
             }
         }
