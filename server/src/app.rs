@@ -106,6 +106,7 @@ impl App {
         tasks::start(&shared, &mut loops);
         metrics::install();
         loops.spawn(metrics::upkeep(shared.stop.clone()));
+        loops.spawn(auth::tidy(shared.clone()));
         let data = web::Data::new(shared.clone());
         let server = HttpServer::new(move || {
             ActixApp::new()

@@ -27,7 +27,7 @@ impl Client {
     /// # Errors
     /// `unauthenticated` when name or password are wrong, `rate_limited` after too many tries.
     pub async fn login(&self, username: &str, password: &str) -> Result<AccessToken, ClientError> {
-        let form = Login { username: username.into(), password: password.into() };
+        let form = Login { username: username.into(), password: password.into(), scope: String::new() };
         self.fetch(self.request(Method::POST, "auth/password/login").form(&form)).await
     }
 

@@ -1,65 +1,98 @@
 //! The keys that sign access tokens, and the tokens themselves: JWT, HS256, with `kid`.
 //!
-//! Keys live in the database, so that all processes sign and verify alike; each process keeps a
-//! copy. The newest key signs, all that are not retired verify.
+//! Keys and revoked logins live in the database, so that all processes sign and verify alike; each
+//! process keeps a copy that is never older than a few seconds. The newest key signs, all that are
+//! not retired verify.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{PoisonError, RwLock},
     time::{Duration, Instant},
 };
 
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use chrono::{TimeDelta, Utc};
-use copal_schemas::{
-    Timestamp, UserId,
-    user::{AccessToken, User},
-};
+use copal_schemas::{BatchJobId, SiteId, Timestamp, UserId};
 use jsonwebtoken::{Algorithm, DecodingKey, EncodingKey, Header, Validation, decode, decode_header, encode};
 use serde::{Deserialize, Serialize};
 use sqlx::{PgConnection, PgPool};
 
+use super::LoginId;
 use crate::{
     db,
     error::{ApiError, ApiResult},
-    extract::CurrentUser,
+    extract::{Bound, CurrentUser},
 };
 
-/// How long an access token is good. Balsam's clients warn when less than a day is left.
-pub const TOKEN_LIFE: TimeDelta = TimeDelta::hours(48);
+/// The copy is read again after this time, so that a new key starts to sign, and a retired key or
+/// a revoked login is refused, everywhere.
+const REFRESH_AFTER: Duration = Duration::from_secs(5);
+/// A key that is not known yet is looked up at once, but at most this often: anybody can send
+/// tokens with made-up ones.
+const UNKNOWN_AFTER: Duration = Duration::from_millis(500);
 
-/// The copy of the keys is read again after this time, so that a retired key stops verifying and
-/// a new one starts to sign; a key that is not known yet is looked up at once.
-const REFRESH_AFTER: Duration = Duration::from_secs(60);
-/// Look-ups of unknown keys happen at most this often: anybody can send tokens with made-up ones.
-const UNKNOWN_AFTER: Duration = Duration::from_secs(1);
-
+/// A key signs this long before the next one takes over.
+const ROTATE_AFTER: TimeDelta = TimeDelta::days(30);
 /// HS256 wants a key as long as its hash.
 const SECRET_BYTES: usize = 32;
 
 #[derive(Serialize, Deserialize)]
 struct Claims {
-    /// An integer, as Balsam has it.
+    /// The user, an integer as Balsam has it.
     sub: i64,
     username: String,
     exp: i64,
     iat: i64,
+    /// The login that it stems from.
+    login: i64,
+    /// What it is bound to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    site: Option<i64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    batch_job: Option<i64>,
 }
 
-/// This process's copy of the signing keys.
+/// This process's copy of the signing keys and the revoked logins.
 pub struct KeyRing(RwLock<Ring>);
 
 struct Ring {
     /// The id of the key that signs.
     newest: String,
     keys: HashMap<String, Key>,
+    revoked: HashSet<LoginId>,
     read_at: Instant,
 }
 
-#[derive(Clone)]
 struct Key {
     sign: EncodingKey,
     verify: DecodingKey,
+}
+
+/// The key that signs now. Got before a transaction, so that signing needs no second connection.
+pub(crate) struct Signer {
+    kid: String,
+    key: EncodingKey,
+}
+
+impl Signer {
+    /// A token for the user, good for `life`; and when it lapses.
+    pub(crate) fn sign(&self, user: &CurrentUser, life: TimeDelta) -> ApiResult<(String, Timestamp)> {
+        let now = Utc::now();
+        let exp = (now + life).timestamp();
+        let claims = Claims {
+            sub: user.id.0,
+            username: user.username.clone(),
+            exp,
+            iat: now.timestamp(),
+            login: user.login.0,
+            site: user.site().map(|id| id.0),
+            batch_job: user.batch_job().map(|id| id.0),
+        };
+        let header = Header { kid: Some(self.kid.clone()), ..Header::new(Algorithm::HS256) };
+        let token = encode(&header, &claims, &self.key).map_err(ApiError::internal)?;
+        // `exp` counts whole seconds.
+        Ok((token, Timestamp::from_timestamp(exp, 0).unwrap_or(now)))
+    }
 }
 
 impl KeyRing {
@@ -68,40 +101,23 @@ impl KeyRing {
     /// # Errors
     /// When the database does not answer.
     pub async fn load(pool: &PgPool) -> anyhow::Result<Self> {
-        let ring = db::transact(pool, async |tx| read_ring(tx).await).await?;
-        Ok(Self(RwLock::new(ring)))
+        Ok(Self(RwLock::new(read_ring(pool).await?)))
     }
 
-    /// Makes an access token for a user.
-    ///
-    /// # Errors
-    /// When the database does not answer.
-    pub async fn issue(&self, pool: &PgPool, user: &User) -> ApiResult<AccessToken> {
+    /// The key that signs now.
+    pub(crate) async fn signer(&self, pool: &PgPool) -> ApiResult<Signer> {
         self.refresh(pool, REFRESH_AFTER).await?;
-        let (kid, key) = {
-            let ring = self.0.read().unwrap_or_else(PoisonError::into_inner);
-            let key = ring.keys.get(&ring.newest).cloned();
-            (ring.newest.clone(), key.ok_or_else(|| ApiError::internal(anyhow::anyhow!("no signing key")))?)
-        };
-        let now = Utc::now();
-        let expiration = now + TOKEN_LIFE;
-        let claims = Claims {
-            sub: user.id.0,
-            username: user.username.clone(),
-            exp: expiration.timestamp(),
-            iat: now.timestamp(),
-        };
-        let header = Header { kid: Some(kid), ..Header::new(Algorithm::HS256) };
-        let access_token = encode(&header, &claims, &key.sign).map_err(ApiError::internal)?;
-        // `exp` counts whole seconds.
-        let expiration = Timestamp::from_timestamp(claims.exp, 0).unwrap_or(expiration);
-        Ok(AccessToken { access_token, token_type: "bearer".into(), expiration })
+        let ring = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        match ring.keys.get(&ring.newest) {
+            Some(key) => Ok(Signer { kid: ring.newest.clone(), key: key.sign.clone() }),
+            None => Err(ApiError::internal(anyhow::anyhow!("there is no signing key"))),
+        }
     }
 
-    /// Whose token it is.
+    /// Whose token it is and what it may do.
     ///
     /// # Errors
-    /// `unauthenticated` when this service did not sign it or it has lapsed.
+    /// `unauthenticated` when this service did not sign it, it has lapsed or was revoked.
     pub async fn verify(&self, pool: &PgPool, token: &str) -> ApiResult<CurrentUser> {
         let refused = || ApiError::unauthenticated("Could not validate credentials: log in again for a new token");
         let kid = decode_header(token).ok().and_then(|header| header.kid).ok_or_else(refused)?;
@@ -115,7 +131,24 @@ impl KeyRing {
         let mut rules = Validation::new(Algorithm::HS256);
         rules.leeway = 0;
         let claims = decode::<Claims>(token, &key, &rules).map_err(|_| refused())?.claims;
-        Ok(CurrentUser { id: UserId(claims.sub), username: claims.username })
+        let login = LoginId(claims.login);
+        if self.0.read().unwrap_or_else(PoisonError::into_inner).revoked.contains(&login) {
+            return Err(refused());
+        }
+        let bound = match (claims.site.map(SiteId), claims.batch_job.map(BatchJobId)) {
+            (None, _) => Bound::User,
+            (Some(site), None) => Bound::Site(site),
+            (Some(site), Some(batch_job)) => Bound::Launcher(site, batch_job),
+        };
+        Ok(CurrentUser { id: UserId(claims.sub), username: claims.username, login, bound })
+    }
+
+    /// Makes this process read the keys and revoked logins again before it believes the next token.
+    pub(crate) fn expire(&self) {
+        let mut ring = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(long_ago) = ring.read_at.checked_sub(REFRESH_AFTER) {
+            ring.read_at = long_ago;
+        }
     }
 
     fn verifier(&self, kid: &str) -> Option<DecodingKey> {
@@ -124,6 +157,9 @@ impl KeyRing {
     }
 
     async fn refresh(&self, pool: &PgPool, after: Duration) -> ApiResult<()> {
+        if self.0.read().unwrap_or_else(PoisonError::into_inner).read_at.elapsed() < after {
+            return Ok(());
+        }
         {
             let mut ring = self.0.write().unwrap_or_else(PoisonError::into_inner);
             if ring.read_at.elapsed() < after {
@@ -132,23 +168,27 @@ impl KeyRing {
             // Others go on with the present copy in the meantime.
             ring.read_at = Instant::now();
         }
-        let fresh = db::transact(pool, async |tx| read_ring(tx).await).await?;
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = fresh;
+        match read_ring(pool).await {
+            Ok(fresh) => *self.0.write().unwrap_or_else(PoisonError::into_inner) = fresh,
+            Err(error) => {
+                self.expire();
+                return Err(error);
+            }
+        }
         Ok(())
     }
 }
 
-async fn read_ring(tx: &mut PgConnection) -> ApiResult<Ring> {
-    let mut stored = db::users::signing_keys(tx).await?;
-    if stored.is_empty() {
-        db::users::lock_signing_keys(tx).await?;
-        stored = db::users::signing_keys(tx).await?;
-    }
-    if stored.is_empty() {
-        let (kid, secret): ([u8; 9], [u8; SECRET_BYTES]) = (rand::random(), rand::random());
-        db::users::add_signing_key(tx, &URL_SAFE_NO_PAD.encode(kid), &secret).await?;
-        stored = db::users::signing_keys(tx).await?;
-    }
+async fn read_ring(pool: &PgPool) -> ApiResult<Ring> {
+    let read_at = Instant::now();
+    let (stored, revoked) = {
+        let mut connection = pool.acquire().await?;
+        (db::users::signing_keys(&mut connection).await?, db::logins::revoked(&mut connection).await?)
+    };
+    let stored = match stored.is_empty() {
+        true => db::transact(pool, async |tx| rotate(tx, Rotation::WhenDue).await).await?,
+        false => stored,
+    };
     let newest = stored.first().map(|key| key.kid.clone()).unwrap_or_default();
     let keys = stored
         .into_iter()
@@ -158,5 +198,29 @@ async fn read_ring(tx: &mut PgConnection) -> ApiResult<Ring> {
             Ok((key.kid, Key { sign, verify }))
         })
         .collect::<ApiResult<_>>()?;
-    Ok(Ring { newest, keys, read_at: Instant::now() })
+    Ok(Ring { newest, keys, revoked: revoked.into_iter().collect(), read_at })
+}
+
+/// How a new key takes over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rotation {
+    /// When the present one has signed for a month. Older ones retire when their last token has lapsed.
+    WhenDue,
+    /// Now; all others retire at once, so that every token is refused: for when a key has leaked.
+    RetireAll,
+}
+
+/// Makes a new key as `rotation` says; gives the keys that are not retired, the newest first.
+pub(crate) async fn rotate(tx: &mut PgConnection, rotation: Rotation) -> ApiResult<Vec<db::users::SigningKey>> {
+    db::users::lock_signing_keys(tx).await?;
+    match rotation {
+        Rotation::WhenDue => db::users::retire_signing_keys(tx, ROTATE_AFTER + super::LONGEST_TOKEN_LIFE).await?,
+        Rotation::RetireAll => db::users::retire_signing_keys(tx, TimeDelta::zero()).await?,
+    }
+    let newest = db::users::signing_keys(tx).await?.into_iter().next();
+    if newest.is_none_or(|key| key.age() > ROTATE_AFTER) {
+        let (kid, secret): ([u8; 9], [u8; SECRET_BYTES]) = (rand::random(), rand::random());
+        db::users::add_signing_key(tx, &URL_SAFE_NO_PAD.encode(kid), &secret).await?;
+    }
+    db::users::signing_keys(tx).await
 }

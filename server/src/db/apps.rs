@@ -1,7 +1,7 @@
 //! Apps.
 
 use copal_schemas::{
-    AppId, SiteId, UserId,
+    AppId, SiteId,
     app::{App, AppCreate, AppPatch},
     page::Page,
 };
@@ -9,7 +9,7 @@ use sqlx::{PgConnection, postgres::PgRow, prelude::FromRow, types::Json};
 
 use crate::{
     error::{ApiError, ApiResult, OnConstraint as _},
-    extract::Paging,
+    extract::{CurrentUser, Paging},
 };
 
 macro_rules! columns {
@@ -24,7 +24,7 @@ macro_rules! matching {
         " from apps join sites on sites.id = apps.site_id where apps.owner_id = $1 \
          and ($2::bigint[] is null or apps.site_id = any($2)) and ($3::bigint[] is null or apps.id = any($3)) \
          and ($4::text is null or apps.name = $4) and ($5::text is null or strpos(sites.path, $5) > 0) \
-         and ($6::text is null or sites.name = $6)"
+         and ($6::text is null or sites.name = $6) and ($7::bigint is null or apps.site_id = $7)"
     };
 }
 
@@ -68,28 +68,30 @@ pub struct AppFilter {
 ///
 /// # Errors
 /// When the database does not answer.
-pub async fn list(tx: &mut PgConnection, owner: UserId, filter: &AppFilter, page: Paging) -> ApiResult<Page<App>> {
+pub async fn list(tx: &mut PgConnection, user: &CurrentUser, filter: &AppFilter, page: Paging) -> ApiResult<Page<App>> {
     let (site_ids, ids) = (super::unless_empty(&filter.site_ids), super::unless_empty(&filter.ids));
     let count = sqlx::query_scalar(concat!("select count(*)", matching!()))
-        .bind(owner)
+        .bind(user.id)
         .bind(site_ids)
         .bind(ids)
         .bind(&filter.name)
         .bind(&filter.site_path)
         .bind(&filter.site_name)
+        .bind(user.site())
         .fetch_one(&mut *tx)
         .await?;
     if page.limit == 0 {
         return Ok(Page { count, results: Vec::new() });
     }
     let rows: Vec<Row> =
-        sqlx::query_as(concat!("select ", columns!(), matching!(), " order by apps.id limit $7 offset $8"))
-            .bind(owner)
+        sqlx::query_as(concat!("select ", columns!(), matching!(), " order by apps.id limit $8 offset $9"))
+            .bind(user.id)
             .bind(site_ids)
             .bind(ids)
             .bind(&filter.name)
             .bind(&filter.site_path)
             .bind(&filter.site_name)
+            .bind(user.site())
             .bind(page.limit)
             .bind(page.offset)
             .fetch_all(tx)
@@ -101,12 +103,17 @@ pub async fn list(tx: &mut PgConnection, owner: UserId, filter: &AppFilter, page
 ///
 /// # Errors
 /// 404.
-pub async fn get(tx: &mut PgConnection, owner: UserId, id: AppId) -> ApiResult<App> {
-    let row: Option<Row> = sqlx::query_as(concat!("select ", columns!(), " from apps where id = $1 and owner_id = $2"))
-        .bind(id)
-        .bind(owner)
-        .fetch_optional(tx)
-        .await?;
+pub async fn get(tx: &mut PgConnection, user: &CurrentUser, id: AppId) -> ApiResult<App> {
+    let row: Option<Row> = sqlx::query_as(concat!(
+        "select ",
+        columns!(),
+        " from apps where id = $1 and owner_id = $2 and ($3::bigint is null or site_id = $3)"
+    ))
+    .bind(id)
+    .bind(user.id)
+    .bind(user.site())
+    .fetch_optional(tx)
+    .await?;
     row.map(|row| row.0).ok_or_else(|| no_app(id))
 }
 
@@ -114,16 +121,16 @@ pub async fn get(tx: &mut PgConnection, owner: UserId, id: AppId) -> ApiResult<A
 ///
 /// # Errors
 /// 404 for a Site that is not the user's; 400 when the Site has an App of the name.
-pub async fn create(tx: &mut PgConnection, owner: UserId, app: &AppCreate) -> ApiResult<App> {
+pub async fn create(tx: &mut PgConnection, user: &CurrentUser, app: &AppCreate) -> ApiResult<App> {
     let row: Option<Row> = sqlx::query_as(concat!(
         "insert into apps (site_id, owner_id, name, serialized_class, source_code, description, parameters, \
          transfers, command, hooks, max_restarts) \
          select id, owner_id, $3, $4, $5, $6, $7, $8, $9, $10, $11 from sites where id = $1 and owner_id = $2 \
-         returning ",
+         and ($12::bigint is null or id = $12) returning ",
         columns!()
     ))
     .bind(app.site_id)
-    .bind(owner)
+    .bind(user.id)
     .bind(&app.name)
     .bind(&app.serialized_class)
     .bind(&app.source_code)
@@ -133,6 +140,7 @@ pub async fn create(tx: &mut PgConnection, owner: UserId, app: &AppCreate) -> Ap
     .bind(&app.command)
     .bind(Json(&app.hooks))
     .bind(app.max_restarts)
+    .bind(user.site())
     .fetch_optional(tx)
     .await
     .map_err(|error| broken_rule(error, &app.name, app.site_id))?;
@@ -143,14 +151,16 @@ pub async fn create(tx: &mut PgConnection, owner: UserId, app: &AppCreate) -> Ap
 ///
 /// # Errors
 /// 404 for an App or a new Site that is not the user's; 400 when the Site has another App of the name.
-pub async fn update(tx: &mut PgConnection, owner: UserId, id: AppId, patch: &AppPatch) -> ApiResult<App> {
+pub async fn update(tx: &mut PgConnection, user: &CurrentUser, id: AppId, patch: &AppPatch) -> ApiResult<App> {
     if let Some(site) = patch.site_id {
-        let found: Option<SiteId> =
-            sqlx::query_scalar("select id from sites where id = $1 and owner_id = $2 for key share")
-                .bind(site)
-                .bind(owner)
-                .fetch_optional(&mut *tx)
-                .await?;
+        let found: Option<SiteId> = sqlx::query_scalar(
+            "select id from sites where id = $1 and owner_id = $2 and ($3::bigint is null or id = $3) for key share",
+        )
+        .bind(site)
+        .bind(user.id)
+        .bind(user.site())
+        .fetch_optional(&mut *tx)
+        .await?;
         found.ok_or_else(|| no_site(site))?;
     }
     let row: Option<Row> = sqlx::query_as(concat!(
@@ -165,11 +175,11 @@ pub async fn update(tx: &mut PgConnection, owner: UserId, id: AppId, patch: &App
              command = case when $10 then $11 else command end, \
              hooks = coalesce($12, hooks), \
              max_restarts = case when $13 then $14 else max_restarts end \
-         where id = $1 and owner_id = $2 returning ",
+         where id = $1 and owner_id = $2 and ($15::bigint is null or site_id = $15) returning ",
         columns!()
     ))
     .bind(id)
-    .bind(owner)
+    .bind(user.id)
     .bind(patch.site_id)
     .bind(&patch.name)
     .bind(&patch.serialized_class)
@@ -182,6 +192,7 @@ pub async fn update(tx: &mut PgConnection, owner: UserId, id: AppId, patch: &App
     .bind(patch.hooks.map(Json))
     .bind(patch.max_restarts.is_some())
     .bind(patch.max_restarts.flatten())
+    .bind(user.site())
     .fetch_optional(tx)
     .await
     .on_constraint("apps_site_name_key", || name_taken(patch.name.as_deref().unwrap_or("of that name")))?;
@@ -192,13 +203,15 @@ pub async fn update(tx: &mut PgConnection, owner: UserId, id: AppId, patch: &App
 ///
 /// # Errors
 /// 404.
-pub async fn delete(tx: &mut PgConnection, owner: UserId, id: AppId) -> ApiResult<()> {
+pub async fn delete(tx: &mut PgConnection, user: &CurrentUser, id: AppId) -> ApiResult<()> {
     let gone: Option<AppId> = sqlx::query_scalar(
-        "with gone as (delete from apps where id = $1 and owner_id = $2 returning id, site_id, owner_id) \
+        "with gone as (delete from apps where id = $1 and owner_id = $2 \
+         and ($3::bigint is null or site_id = $3) returning id, site_id, owner_id) \
          insert into deleted_apps (app_id, site_id, owner_id) select id, site_id, owner_id from gone returning app_id",
     )
     .bind(id)
-    .bind(owner)
+    .bind(user.id)
+    .bind(user.site())
     .fetch_optional(tx)
     .await?;
     gone.map(drop).ok_or_else(|| no_app(id))

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use copal_schemas::{
-    BatchJobId, SiteId, StringMap, Timestamp, UserId,
+    BatchJobId, SiteId, StringMap, Timestamp,
     batch_job::{BatchJob, BatchJobCreate, BatchJobPatchItem, BatchJobState},
     page::Page,
 };
@@ -11,7 +11,7 @@ use sqlx::{PgConnection, postgres::PgRow, prelude::FromRow, types::Json};
 
 use crate::{
     error::{ApiError, ApiResult, OnConstraint as _},
-    extract::Paging,
+    extract::{CurrentUser, Paging},
 };
 
 macro_rules! columns {
@@ -29,7 +29,7 @@ macro_rules! matching {
          and ($6::text is null or b.queue = $6) \
          and ($7::timestamptz is null or b.start_time <= $7) and ($8::timestamptz is null or b.start_time >= $8) \
          and ($9::timestamptz is null or b.end_time <= $9) and ($10::timestamptz is null or b.end_time >= $10) \
-         and ($11::jsonb is null or b.filter_tags @> $11)"
+         and ($11::jsonb is null or b.filter_tags @> $11) and ($12::bigint is null or b.site_id = $12)"
     };
 }
 
@@ -100,7 +100,7 @@ pub enum Ordering {
 /// When the database does not answer.
 pub async fn list(
     tx: &mut PgConnection,
-    owner: UserId,
+    user: &CurrentUser,
     filter: &BatchJobFilter,
     page: Paging,
 ) -> ApiResult<Page<BatchJob>> {
@@ -108,7 +108,7 @@ pub async fn list(
     macro_rules! bind {
         ($query:expr) => {
             $query
-                .bind(owner)
+                .bind(user.id)
                 .bind(super::unless_empty(&filter.ids))
                 .bind(super::unless_empty(&filter.site_ids))
                 .bind(super::unless_empty(&filter.states))
@@ -119,6 +119,7 @@ pub async fn list(
                 .bind(filter.end_time_before)
                 .bind(filter.end_time_after)
                 .bind(tags)
+                .bind(user.site())
         };
     }
     let count = bind!(sqlx::query_scalar(concat!("select count(*)", matching!()))).fetch_one(&mut *tx).await?;
@@ -126,12 +127,12 @@ pub async fn list(
         return Ok(Page { count, results: Vec::new() });
     }
     let select = match filter.ordering {
-        None => concat!("select ", columns!(), matching!(), " order by b.id limit $12 offset $13"),
+        None => concat!("select ", columns!(), matching!(), " order by b.id limit $13 offset $14"),
         Some(Ordering::StartTime) => {
-            concat!("select ", columns!(), matching!(), " order by b.start_time, b.id limit $12 offset $13")
+            concat!("select ", columns!(), matching!(), " order by b.start_time, b.id limit $13 offset $14")
         }
         Some(Ordering::StartTimeDescending) => {
-            concat!("select ", columns!(), matching!(), " order by b.start_time desc, b.id limit $12 offset $13")
+            concat!("select ", columns!(), matching!(), " order by b.start_time desc, b.id limit $13 offset $14")
         }
     };
     let rows: Vec<Row> = bind!(sqlx::query_as(select)).bind(page.limit).bind(page.offset).fetch_all(tx).await?;
@@ -142,13 +143,17 @@ pub async fn list(
 ///
 /// # Errors
 /// 404.
-pub async fn get(tx: &mut PgConnection, owner: UserId, id: BatchJobId) -> ApiResult<BatchJob> {
-    let row: Option<Row> =
-        sqlx::query_as(concat!("select ", columns!(), " from batch_jobs b where b.id = $1 and b.owner_id = $2"))
-            .bind(id)
-            .bind(owner)
-            .fetch_optional(tx)
-            .await?;
+pub async fn get(tx: &mut PgConnection, user: &CurrentUser, id: BatchJobId) -> ApiResult<BatchJob> {
+    let row: Option<Row> = sqlx::query_as(concat!(
+        "select ",
+        columns!(),
+        " from batch_jobs b where b.id = $1 and b.owner_id = $2 and ($3::bigint is null or b.site_id = $3)"
+    ))
+    .bind(id)
+    .bind(user.id)
+    .bind(user.site())
+    .fetch_optional(tx)
+    .await?;
     row.map(|row| row.0).ok_or_else(|| no_batch_job(id))
 }
 
@@ -168,7 +173,7 @@ pub async fn get_any(tx: &mut PgConnection, ids: &[BatchJobId]) -> ApiResult<Vec
 ///
 /// # Errors
 /// 400 for a Site that is not the user's.
-pub async fn create(tx: &mut PgConnection, owner: UserId, batch_job: &BatchJobCreate) -> ApiResult<BatchJob> {
+pub async fn create(tx: &mut PgConnection, user: &CurrentUser, batch_job: &BatchJobCreate) -> ApiResult<BatchJob> {
     let no_site = || {
         let id = batch_job.site_id;
         ApiError::conflict(format!("Site {id} does not exist, or is not yours; `copal site ls` shows yours"))
@@ -176,11 +181,12 @@ pub async fn create(tx: &mut PgConnection, owner: UserId, batch_job: &BatchJobCr
     let row: Option<Row> = sqlx::query_as(concat!(
         "insert into batch_jobs as b (site_id, owner_id, project, queue, num_nodes, wall_time_min, job_mode, \
          optional_params, filter_tags, partitions) \
-         select id, owner_id, $3, $4, $5, $6, $7, $8, $9, $10 from sites where id = $1 and owner_id = $2 returning ",
+         select id, owner_id, $3, $4, $5, $6, $7, $8, $9, $10 from sites where id = $1 and owner_id = $2 \
+         and ($11::bigint is null or id = $11) returning ",
         columns!()
     ))
     .bind(batch_job.site_id)
-    .bind(owner)
+    .bind(user.id)
     .bind(&batch_job.project)
     .bind(&batch_job.queue)
     .bind(batch_job.num_nodes)
@@ -189,6 +195,7 @@ pub async fn create(tx: &mut PgConnection, owner: UserId, batch_job: &BatchJobCr
     .bind(Json(&batch_job.optional_params))
     .bind(Json(&batch_job.filter_tags))
     .bind(batch_job.partitions.as_ref().map(Json))
+    .bind(user.site())
     .fetch_optional(tx)
     .await
     // The Site was deleted a moment ago.
@@ -212,19 +219,22 @@ pub struct Updated {
 /// that comes twice.
 pub async fn update_many(
     tx: &mut PgConnection,
-    owner: UserId,
+    user: &CurrentUser,
     patches: &[BatchJobPatchItem],
     missing: impl Fn(BatchJobId) -> ApiError,
 ) -> ApiResult<Updated> {
     let ids: Vec<BatchJobId> = patches.iter().map(|item| item.id).collect();
-    let before: HashMap<BatchJobId, BatchJobState> =
-        sqlx::query_as("select id, state from batch_jobs where owner_id = $1 and id = any($2) order by id for update")
-            .bind(owner)
-            .bind(&ids)
-            .fetch_all(&mut *tx)
-            .await?
-            .into_iter()
-            .collect();
+    let before: HashMap<BatchJobId, BatchJobState> = sqlx::query_as(
+        "select id, state from batch_jobs where owner_id = $1 and id = any($2) \
+         and ($3::bigint is null or site_id = $3) order by id for update",
+    )
+    .bind(user.id)
+    .bind(&ids)
+    .bind(user.site())
+    .fetch_all(&mut *tx)
+    .await?
+    .into_iter()
+    .collect();
     if let Some(id) = ids.iter().find(|id| !before.contains_key(id)) {
         return Err(missing(*id));
     }
@@ -263,15 +273,17 @@ pub async fn update_many(
     .bind(column!(start_time, |time| *time))
     .bind(column!(has end_time))
     .bind(column!(end_time, |time| *time))
-    .fetch_all(tx)
+    .fetch_all(&mut *tx)
     .await?;
     let mut after: HashMap<BatchJobId, BatchJob> = rows.into_iter().map(|row| (row.0.id, row.0)).collect();
     let batch_jobs: Vec<BatchJob> = ids.iter().filter_map(|id| after.remove(id)).collect();
-    let finished = batch_jobs
+    let finished: Vec<BatchJobId> = batch_jobs
         .iter()
         .filter(|now| now.state == BatchJobState::Finished && before.get(&now.id) != Some(&BatchJobState::Finished))
         .map(|now| now.id)
         .collect();
+    let over: Vec<BatchJobId> = batch_jobs.iter().filter(|now| now.state.is_over()).map(|now| now.id).collect();
+    super::logins::revoke_of_batch_jobs(tx, &over).await?;
     Ok(Updated { batch_jobs, finished })
 }
 
@@ -279,13 +291,35 @@ pub async fn update_many(
 ///
 /// # Errors
 /// 404.
-pub async fn delete(tx: &mut PgConnection, owner: UserId, id: BatchJobId) -> ApiResult<SiteId> {
-    let site = sqlx::query_scalar("delete from batch_jobs where id = $1 and owner_id = $2 returning site_id")
+pub async fn delete(tx: &mut PgConnection, user: &CurrentUser, id: BatchJobId) -> ApiResult<SiteId> {
+    super::logins::revoke_of_batch_jobs(tx, &[id]).await?;
+    let site = sqlx::query_scalar(
+        "delete from batch_jobs where id = $1 and owner_id = $2 and ($3::bigint is null or site_id = $3) returning site_id",
+    )
         .bind(id)
-        .bind(owner)
+        .bind(user.id)
+        .bind(user.site())
         .fetch_optional(tx)
         .await?;
     site.ok_or_else(|| no_batch_job(id))
+}
+
+/// One BatchJob of the user, which nobody changes until the transaction ends.
+///
+/// # Errors
+/// 404.
+pub async fn lock(tx: &mut PgConnection, user: &CurrentUser, id: BatchJobId) -> ApiResult<BatchJob> {
+    let row: Option<Row> = sqlx::query_as(concat!(
+        "select ",
+        columns!(),
+        " from batch_jobs b where b.id = $1 and b.owner_id = $2 and ($3::bigint is null or b.site_id = $3) for update"
+    ))
+    .bind(id)
+    .bind(user.id)
+    .bind(user.site())
+    .fetch_optional(tx)
+    .await?;
+    row.map(|row| row.0).ok_or_else(|| no_batch_job(id))
 }
 
 /// The 404 of a BatchJob.

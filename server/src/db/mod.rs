@@ -13,6 +13,7 @@ pub mod job_create;
 pub mod job_filter;
 pub mod job_patch;
 pub mod jobs;
+pub(crate) mod logins;
 pub mod purge;
 pub mod sessions;
 pub mod sites;

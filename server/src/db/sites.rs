@@ -9,7 +9,7 @@ use sqlx::{PgConnection, postgres::PgRow, prelude::FromRow, types::Json};
 
 use crate::{
     error::{ApiError, ApiResult, OnConstraint as _},
-    extract::Paging,
+    extract::{CurrentUser, Paging},
 };
 
 macro_rules! columns {
@@ -23,7 +23,7 @@ macro_rules! matching {
     () => {
         " from sites where owner_id = $1 and ($2::text is null or name = $2) \
          and ($3::text is null or strpos(path, $3) > 0) and ($4::bigint[] is null or id = any($4)) \
-         and ($5::timestamptz is null or last_refresh >= $5)"
+         and ($5::timestamptz is null or last_refresh >= $5) and ($6::bigint is null or id = $6)"
     };
 }
 
@@ -69,25 +69,32 @@ pub struct SiteFilter {
 ///
 /// # Errors
 /// When the database does not answer.
-pub async fn list(tx: &mut PgConnection, owner: UserId, filter: &SiteFilter, page: Paging) -> ApiResult<Page<Site>> {
+pub async fn list(
+    tx: &mut PgConnection,
+    user: &CurrentUser,
+    filter: &SiteFilter,
+    page: Paging,
+) -> ApiResult<Page<Site>> {
     let ids = super::unless_empty(&filter.ids);
     let count = sqlx::query_scalar(concat!("select count(*)", matching!()))
-        .bind(owner)
+        .bind(user.id)
         .bind(&filter.name)
         .bind(&filter.path)
         .bind(ids)
         .bind(filter.last_refresh_after)
+        .bind(user.site())
         .fetch_one(&mut *tx)
         .await?;
     if page.limit == 0 {
         return Ok(Page { count, results: Vec::new() });
     }
-    let rows: Vec<Row> = sqlx::query_as(concat!("select ", columns!(), matching!(), " order by id limit $6 offset $7"))
-        .bind(owner)
+    let rows: Vec<Row> = sqlx::query_as(concat!("select ", columns!(), matching!(), " order by id limit $7 offset $8"))
+        .bind(user.id)
         .bind(&filter.name)
         .bind(&filter.path)
         .bind(ids)
         .bind(filter.last_refresh_after)
+        .bind(user.site())
         .bind(page.limit)
         .bind(page.offset)
         .fetch_all(tx)
@@ -202,13 +209,9 @@ pub async fn update(tx: &mut PgConnection, owner: UserId, id: SiteId, patch: &Si
 /// # Errors
 /// 404.
 pub async fn delete(tx: &mut PgConnection, owner: UserId, id: SiteId) -> ApiResult<()> {
-    // Locks the Site first: nobody adds an App between the two statements.
-    let gone: Option<SiteId> = sqlx::query_scalar("select id from sites where id = $1 and owner_id = $2 for update")
-        .bind(id)
-        .bind(owner)
-        .fetch_optional(&mut *tx)
-        .await?;
-    gone.ok_or_else(|| no_site(id))?;
+    // Nobody adds an App or a credential between the statements.
+    lock(tx, owner, id).await?;
+    super::logins::revoke_of_site(tx, id).await?;
     sqlx::query(
         "insert into deleted_apps (app_id, site_id, owner_id) \
          select id, site_id, owner_id from apps where site_id = $1 order by id for update",
@@ -218,6 +221,19 @@ pub async fn delete(tx: &mut PgConnection, owner: UserId, id: SiteId) -> ApiResu
     .await?;
     sqlx::query("delete from sites where id = $1").bind(id).execute(tx).await?;
     Ok(())
+}
+
+/// Keeps a Site from being changed or deleted until the transaction ends.
+///
+/// # Errors
+/// 404.
+pub(crate) async fn lock(tx: &mut PgConnection, owner: UserId, id: SiteId) -> ApiResult<()> {
+    let found: Option<SiteId> = sqlx::query_scalar("select id from sites where id = $1 and owner_id = $2 for update")
+        .bind(id)
+        .bind(owner)
+        .fetch_optional(tx)
+        .await?;
+    found.map(drop).ok_or_else(|| no_site(id))
 }
 
 fn no_site(id: SiteId) -> ApiError {

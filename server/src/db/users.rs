@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use chrono::TimeDelta;
 use copal_schemas::{UserId, user::User};
 use sqlx::{PgConnection, prelude::FromRow};
 
@@ -23,6 +24,15 @@ pub(crate) struct Account {
 pub(crate) struct SigningKey {
     pub(crate) kid: String,
     pub(crate) secret: Vec<u8>,
+    /// Seconds since it was made.
+    age_sec: f64,
+}
+
+impl SigningKey {
+    /// How long ago it was made.
+    pub(crate) fn age(&self) -> TimeDelta {
+        TimeDelta::seconds(self.age_sec as i64)
+    }
 }
 
 /// Makes an account; 400 when the name is taken.
@@ -47,10 +57,17 @@ pub(crate) async fn find(tx: &mut PgConnection, username: &str) -> ApiResult<Opt
     Ok(account)
 }
 
+/// The name of an account.
+pub(crate) async fn name_of(tx: &mut PgConnection, id: UserId) -> ApiResult<String> {
+    let name = sqlx::query_scalar("select username from users where id = $1").bind(id).fetch_optional(tx).await?;
+    name.ok_or_else(|| ApiError::unauthenticated("the account does not exist any more"))
+}
+
 /// The keys that are not retired, the newest first.
 pub(crate) async fn signing_keys(tx: &mut PgConnection) -> ApiResult<Vec<SigningKey>> {
     let keys = sqlx::query_as(
-        "select kid, secret from signing_keys where retired_at is null order by created_at desc, kid limit 100",
+        "select kid, secret, extract(epoch from now() - created_at)::float8 as age_sec \
+         from signing_keys where retired_at is null order by created_at desc, kid limit 100",
     )
     .fetch_all(tx)
     .await?;
@@ -60,6 +77,18 @@ pub(crate) async fn signing_keys(tx: &mut PgConnection) -> ApiResult<Vec<Signing
 /// Keeps other processes from making the first key at the same time, until the transaction ends.
 pub(crate) async fn lock_signing_keys(tx: &mut PgConnection) -> ApiResult<()> {
     sqlx::query("select pg_advisory_xact_lock($1)").bind(SIGNING_KEYS_LOCK).execute(tx).await?;
+    Ok(())
+}
+
+/// Retires keys that were made longer than `age` ago.
+pub(crate) async fn retire_signing_keys(tx: &mut PgConnection, age: TimeDelta) -> ApiResult<()> {
+    sqlx::query(
+        "update signing_keys set retired_at = now() \
+         where retired_at is null and created_at <= now() - make_interval(secs => $1)",
+    )
+    .bind(age.as_seconds_f64())
+    .execute(tx)
+    .await?;
     Ok(())
 }
 
@@ -95,6 +124,15 @@ pub(crate) async fn count_login_attempt(
     .fetch_all(tx)
     .await?;
     Ok(rows.into_iter().unzip())
+}
+
+/// Removes what counts no more.
+pub(crate) async fn tidy_login_attempts(tx: &mut PgConnection, window: Duration) -> ApiResult<()> {
+    sqlx::query("delete from login_failures where failed_at < now() - make_interval(secs => $1)")
+        .bind(window.as_secs_f64())
+        .execute(tx)
+        .await?;
+    Ok(())
 }
 
 /// Takes back what [`count_login_attempt`] counted.

@@ -7,7 +7,7 @@ mod path_id;
 mod query_params;
 mod valid_json;
 
-pub use current_user::CurrentUser;
+pub use current_user::{Bound, CurrentUser};
 pub use form::Form;
 pub use path_id::PathId;
 pub use query_params::{Paging, QueryParams};

@@ -45,7 +45,7 @@ pub(crate) async fn list_apps(
     };
     let page = query.paging()?;
     let mut connection = shared.pool.acquire().await?;
-    Ok(HttpResponse::Ok().json(db::apps::list(&mut connection, user.id, &filter, page).await?))
+    Ok(HttpResponse::Ok().json(db::apps::list(&mut connection, &user, &filter, page).await?))
 }
 
 /// Makes an App.
@@ -60,7 +60,7 @@ pub(crate) async fn create_app(
     body: ValidJson<AppCreate>,
 ) -> ApiResult<HttpResponse> {
     let app = checked_create(body.0)?;
-    let app = db::transact(&shared.pool, async |tx| db::apps::create(tx, user.id, &app).await).await?;
+    let app = db::transact(&shared.pool, async |tx| db::apps::create(tx, &user, &app).await).await?;
     Ok(HttpResponse::Created().json(app))
 }
 
@@ -75,7 +75,7 @@ pub(crate) async fn get_app(
     id: PathId<AppId>,
 ) -> ApiResult<HttpResponse> {
     let mut connection = shared.pool.acquire().await?;
-    Ok(HttpResponse::Ok().json(db::apps::get(&mut connection, user.id, id.0).await?))
+    Ok(HttpResponse::Ok().json(db::apps::get(&mut connection, &user, id.0).await?))
 }
 
 /// Changes the fields that the body has.
@@ -91,7 +91,7 @@ pub(crate) async fn update_app(
     body: ValidJson<AppPatch>,
 ) -> ApiResult<HttpResponse> {
     let patch = checked_patch(body.0)?;
-    let app = db::transact(&shared.pool, async |tx| db::apps::update(tx, user.id, id.0, &patch).await).await?;
+    let app = db::transact(&shared.pool, async |tx| db::apps::update(tx, &user, id.0, &patch).await).await?;
     Ok(HttpResponse::Ok().json(app))
 }
 
@@ -105,7 +105,7 @@ pub(crate) async fn delete_app(
     user: CurrentUser,
     id: PathId<AppId>,
 ) -> ApiResult<HttpResponse> {
-    db::transact(&shared.pool, async |tx| db::apps::delete(tx, user.id, id.0).await).await?;
+    db::transact(&shared.pool, async |tx| db::apps::delete(tx, &user, id.0).await).await?;
     Ok(HttpResponse::NoContent().finish())
 }
 

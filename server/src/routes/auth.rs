@@ -3,16 +3,21 @@
 use actix_web::{HttpRequest, HttpResponse, web};
 use copal_schemas::{
     problem::Problem,
-    user::{AccessToken, Login, Register, User},
+    user::{AccessToken, Login, LoginKind, Register, User},
 };
 
+use super::client;
 use crate::{
     app::Shared,
-    auth::{limit, password},
+    auth::{
+        limit,
+        login::{self, Start},
+        password,
+    },
     config::Registration,
     db,
     error::{ApiError, ApiResult},
-    extract::{CurrentUser, Form, ValidJson},
+    extract::{Bound, CurrentUser, Form, ValidJson},
 };
 
 /// The longest user name and password in bytes: hashing must not become a way to keep cores busy.
@@ -23,7 +28,7 @@ const MAX_CREDENTIAL_BYTES: usize = 256;
     (status = 200, description = "The enabled methods, in the spelling of Balsam's clients", body = Vec<String>),
 ))]
 pub(crate) async fn login_methods() -> HttpResponse {
-    HttpResponse::Ok().json(["LoginMethod.password"])
+    HttpResponse::Ok().json(["LoginMethod.password", "LoginMethod.oauth_device"])
 }
 
 /// Makes an account.
@@ -58,12 +63,38 @@ pub(crate) async fn login(shared: web::Data<Shared>, request: HttpRequest, form:
     if form.get("grant_type").is_some_and(|grant| !grant.is_empty() && grant != "password") {
         return Err(ApiError::invalid_field("grant_type", "\"password\" is wanted"));
     }
-    let refused = || ApiError::unauthenticated("Unauthorized: user name or password is wrong");
+    let user = check_password(&shared, &request, username, password).await?;
+    let user = user.ok_or_else(|| ApiError::unauthenticated("Unauthorized: user name or password is wrong"))?;
+    let signer = shared.keys.signer(&shared.pool).await?;
+    let description = client::description(&shared, &request);
+    let refresh = login::wants_refresh(form.get("scope").unwrap_or_default());
+    let tokens = db::transact(&shared.pool, async |tx| {
+        let start = Start {
+            user_id: user.id,
+            username: &user.username,
+            client: &description,
+            kind: LoginKind::Password,
+            bound: Bound::User,
+            refresh,
+            wall_time_min: None,
+        };
+        Ok(login::start(tx, &signer, start).await?.1)
+    })
+    .await?;
+    Ok(HttpResponse::Ok().json(tokens))
+}
+
+/// The user, when the password is right. Counts the attempt, and refuses it when there were too many.
+pub(super) async fn check_password(
+    shared: &Shared,
+    request: &HttpRequest,
+    username: &str,
+    password: &str,
+) -> ApiResult<Option<User>> {
     if username.len() > MAX_CREDENTIAL_BYTES || password.len() > MAX_CREDENTIAL_BYTES {
-        return Err(refused());
+        return Ok(None);
     }
-    let address = peer(&shared, &request);
-    let attempt = limit::begin(&shared.pool, username, address).await?;
+    let attempt = limit::begin(&shared.pool, username, client::address(shared, request)).await?;
     let account = db::users::find(&mut *shared.pool.acquire().await?, username).await?;
     let (user, stored) = match account {
         Some(account) => (Some(User { id: account.id, username: account.username }), account.password_hash),
@@ -71,9 +102,11 @@ pub(crate) async fn login(shared: web::Data<Shared>, request: HttpRequest, form:
     };
     let fits = password::verify(password.into(), stored).await?;
     metrics::counter!("copal_logins_total", "outcome" => if fits { "accepted" } else { "refused" }).increment(1);
-    let Some(user) = user.filter(|_| fits) else { return Err(refused()) };
+    if !fits {
+        return Ok(None);
+    }
     attempt.succeeded(&shared.pool).await?;
-    Ok(HttpResponse::Ok().json(shared.keys.issue(&shared.pool, &user).await?))
+    Ok(user)
 }
 
 /// Who the token belongs to.
@@ -92,15 +125,4 @@ fn check_credential(field: &str, text: &str) -> ApiResult<()> {
         }
         _ => Ok(()),
     }
-}
-
-/// The client's address: what the proxy says where the operator trusts one, else the peer's.
-fn peer(shared: &Shared, request: &HttpRequest) -> Option<std::net::IpAddr> {
-    if shared.config.behind_proxy
-        && let Some(told) = request.connection_info().realip_remote_addr()
-        && let Ok(address) = told.parse()
-    {
-        return Some(address);
-    }
-    request.peer_addr().map(|address| address.ip())
 }

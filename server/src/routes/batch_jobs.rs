@@ -67,7 +67,7 @@ pub(crate) async fn list_batch_jobs(
     };
     let page = query.paging()?;
     let mut connection = shared.pool.acquire().await?;
-    Ok(HttpResponse::Ok().json(db::batch_jobs::list(&mut connection, user.id, &filter, page).await?))
+    Ok(HttpResponse::Ok().json(db::batch_jobs::list(&mut connection, &user, &filter, page).await?))
 }
 
 /// Asks for a BatchJob; the Site's agent submits it.
@@ -82,7 +82,7 @@ pub(crate) async fn create_batch_job(
 ) -> ApiResult<HttpResponse> {
     let batch_job = checked_create(body.0)?;
     let batch_job = db::transact(&shared.pool, async |tx| {
-        let batch_job = db::batch_jobs::create(tx, user.id, &batch_job).await?;
+        let batch_job = db::batch_jobs::create(tx, &user, &batch_job).await?;
         feed::batch_jobs_changed(tx, user.id, &[(batch_job.site_id, batch_job.id)]).await?;
         Ok(batch_job)
     })
@@ -119,7 +119,7 @@ pub(crate) async fn get_batch_job(
     id: PathId<BatchJobId>,
 ) -> ApiResult<HttpResponse> {
     let mut connection = shared.pool.acquire().await?;
-    Ok(HttpResponse::Ok().json(db::batch_jobs::get(&mut connection, user.id, id.0).await?))
+    Ok(HttpResponse::Ok().json(db::batch_jobs::get(&mut connection, &user, id.0).await?))
 }
 
 /// Changes the fields that the body has.
@@ -150,7 +150,7 @@ pub(crate) async fn delete_batch_job(
     id: PathId<BatchJobId>,
 ) -> ApiResult<HttpResponse> {
     db::transact(&shared.pool, async |tx| {
-        let site = db::batch_jobs::delete(tx, user.id, id.0).await?;
+        let site = db::batch_jobs::delete(tx, &user, id.0).await?;
         db::jobs::forget_batch_job(tx, id.0).await?;
         feed::batch_job_deleted(tx, user.id, site, id.0).await
     })
@@ -175,7 +175,7 @@ async fn update(
         }
     }
     db::transact(&shared.pool, async |tx| {
-        let Updated { batch_jobs, finished } = db::batch_jobs::update_many(tx, user.id, &items, &missing).await?;
+        let Updated { batch_jobs, finished } = db::batch_jobs::update_many(tx, user, &items, &missing).await?;
         db::sessions::end_for_batch_jobs(tx, &finished).await?;
         let changed: Vec<_> = batch_jobs.iter().map(|batch_job| (batch_job.site_id, batch_job.id)).collect();
         feed::batch_jobs_changed(tx, user.id, &changed).await?;

@@ -5,6 +5,8 @@ pub(crate) mod apps;
 pub(crate) mod auth;
 pub(crate) mod batch_jobs;
 mod check;
+mod client;
+pub(crate) mod device;
 pub(crate) mod docs;
 pub(crate) mod events;
 pub(crate) mod health;
@@ -12,6 +14,7 @@ pub(crate) mod jobs;
 pub(crate) mod sessions;
 pub(crate) mod sites;
 pub(crate) mod stream;
+pub(crate) mod tokens;
 pub(crate) mod transfers;
 
 use actix_web::{
@@ -36,6 +39,20 @@ pub fn table(routes: &mut ServiceConfig) {
         .service(Endpoint::at(&["/auth/password/register"]).post(auth::register))
         .service(Endpoint::at(&["/auth/password/login"]).post(auth::login))
         .service(Endpoint::at(&["/auth/password/me"]).get(auth::whoami))
+        .service(Endpoint::at(&["/auth/device/login"]).post(device::device_login))
+        .service(Endpoint::at(&["/auth/device/token"]).post(device::device_token))
+        .service(
+            Endpoint::at(&["/auth/oauth/ALCF/login/device", "/auth/device"])
+                .get(device::device_page)
+                .post(device::decide_device),
+        )
+        .service(Endpoint::at(&["/auth/token"]).post(tokens::renew_token))
+        .service(Endpoint::at(&["/auth/revoke"]).post(tokens::revoke_token))
+        .service(Endpoint::at(&["/auth/launcher"]).post(tokens::exchange_launcher_secret))
+        .service(Endpoint::at(&["/auth/logins", "/auth/logins/"]).get(tokens::list_logins))
+        .service(Endpoint::at(&["/auth/logins/{id}", "/auth/logins/{id}/"]).delete(tokens::revoke_login))
+        .service(Endpoint::at(&["/sites/{id}/token"]).post(tokens::create_site_token))
+        .service(Endpoint::at(&["/batch-jobs/{id}/launcher-secret"]).post(tokens::create_launcher_secret))
         .service(Endpoint::at(&["/sites", "/sites/"]).get(sites::list_sites).post(sites::create_site))
         .service(
             Endpoint::at(&["/sites/{id}", "/sites/{id}/"])

@@ -41,7 +41,7 @@ pub(crate) async fn list_sites(
     };
     let page = query.paging()?;
     let mut connection = shared.pool.acquire().await?;
-    Ok(HttpResponse::Ok().json(db::sites::list(&mut connection, user.id, &filter, page).await?))
+    Ok(HttpResponse::Ok().json(db::sites::list(&mut connection, &user, &filter, page).await?))
 }
 
 /// Makes a Site.
