@@ -11,7 +11,7 @@ use copal_schemas::{
     app::{AppCreate, AppParameter, is_identifier},
     app_file::{AppFile, ParameterSpec},
 };
-use handlebars::Handlebars;
+use handlebars::{Handlebars, RenderError, RenderErrorReason};
 
 use crate::yaml::{self, FileError};
 
@@ -53,7 +53,7 @@ pub enum AppError {
         app: String,
         /// Why.
         #[source]
-        source: Box<handlebars::RenderError>,
+        source: Box<RenderError>,
     },
 }
 
@@ -123,7 +123,7 @@ impl App {
         let app = Self { spec, commands };
         // A variable that is no parameter is a mistake of the file, not of a Job: find it now.
         let probe = app.spec.parameters.keys().map(|name| (name.clone(), "x".into())).collect::<StringMap>();
-        app.commands.render("command", &probe).map_err(|error| ("command".into(), error.to_string()))?;
+        app.commands.render("command", &probe).map_err(|error| ("command".into(), unknown_variable(&error)))?;
         Ok(app)
     }
 
@@ -171,6 +171,16 @@ impl App {
         let index: BTreeMap<_, _> =
             self.spec.parameters.iter().map(|(name, spec)| (name.clone(), index_parameter(spec))).collect();
         fill_parameters(&index, given).map_err(|message| AppError::Parameter { app: self.spec.name.clone(), message })
+    }
+}
+
+/// What is wrong with a command that does not render even when all parameters are given.
+fn unknown_variable(error: &RenderError) -> String {
+    match error.reason() {
+        RenderErrorReason::MissingVariable(Some(name)) => {
+            format!("the variable {name:?} is no parameter; declare it under `parameters`, or correct its name")
+        }
+        _ => error.to_string(),
     }
 }
 
