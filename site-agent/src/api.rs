@@ -60,6 +60,9 @@ impl Api {
             Some(ErrorCode::Unauthenticated) => {
                 format!("{} does not accept the login any more; run `copal login`", current.credentials.api_root)
             }
+            None if error.is_transient() => {
+                format!("can't reach the service at {}: {}", current.credentials.api_root, root_cause(error))
+            }
             _ => one_line(error),
         }
     }
@@ -87,6 +90,15 @@ impl Current {
 
 fn stamp() -> Option<SystemTime> {
     fs::metadata(Credentials::path()).and_then(|meta| meta.modified()).ok()
+}
+
+/// The innermost cause, which says what the network did; what is around it repeats the address.
+fn root_cause(error: &dyn std::error::Error) -> String {
+    let mut innermost = error;
+    while let Some(cause) = innermost.source() {
+        innermost = cause;
+    }
+    innermost.to_string()
 }
 
 /// An error with its causes in one line.

@@ -1,12 +1,18 @@
 //! `GET /events/stream`: the user's changes as they happen, as server-sent events
 //! (WHATWG HTML, section 9.2).
 
+use std::time::Duration;
+
 use bytes::{Bytes, BytesMut};
 use copal_schemas::{SiteId, StringMap, event::Change};
 use futures_util::{Stream, StreamExt, stream::BoxStream};
 use reqwest::{Method, header::ACCEPT};
 
 use super::{Client, ClientError};
+
+/// The service writes at least a comment line every 15 s. A stream that is silent for longer than this hangs on a dead
+/// connection, such as a firewall leaves behind.
+const SILENCE: Duration = Duration::from_secs(50);
 
 /// Which changes are meant; nothing set means all.
 #[derive(Clone, Debug, Default)]
@@ -46,7 +52,7 @@ impl Client {
             request = request.header("Last-Event-ID", id);
         }
         // The stream lives as long as both sides want; the service's comment lines show that it does.
-        let answer = self.send(request.timeout(std::time::Duration::from_secs(60 * 60 * 24))).await?;
+        let answer = self.send(request.timeout(Duration::from_secs(60 * 60 * 24))).await?;
         let url = answer.url().clone();
         Ok(ChangeStream { body: answer.bytes_stream().boxed(), url, buffer: BytesMut::new(), last_event_id })
     }
@@ -59,7 +65,7 @@ impl ChangeStream {
         self.last_event_id.clone()
     }
 
-    /// The next change; `None` when the service closed the stream.
+    /// The next change; `None` when the service closed the stream or went silent.
     ///
     /// # Errors
     /// [`ClientError::Unreachable`] when the connection broke.
@@ -70,7 +76,8 @@ impl ChangeStream {
                     return Ok(Some(change));
                 }
             }
-            match self.body.next().await {
+            let Ok(read) = tokio::time::timeout(SILENCE, self.body.next()).await else { return Ok(None) };
+            match read {
                 Some(Ok(bytes)) => self.buffer.extend_from_slice(&bytes),
                 Some(Err(source)) => return Err(ClientError::Unreachable { url: self.url.clone(), source }),
                 None => return Ok(None),

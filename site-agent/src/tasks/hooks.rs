@@ -44,6 +44,8 @@ pub async fn run(context: Context) {
                 let wait = backoff.next_wait();
                 tokio::select! {
                     () = context.stop.cancelled() => {}
+                    // The event stream is back, and with it the service.
+                    () = context.wakes.hooks.notified() => {}
                     () = tokio::time::sleep(wait) => {}
                 }
             }
@@ -63,6 +65,7 @@ async fn session(context: &Context, backoff: &mut Backoff) -> Result<(), ClientE
         }
     }
     let id = context.api.client().create_session(context.site.id, None).await?.id;
+    context.board.success("hooks", "waits for Jobs");
     let outcome = work(context, id, backoff).await;
     // A Session that can't be deleted now lapses by itself.
     let _ = tokio::time::timeout(FLUSH_LIMIT, context.api.client().delete_session(id)).await;

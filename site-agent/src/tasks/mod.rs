@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// The longest wait after a failed pass.
-pub const MAX_BACKOFF: Duration = Duration::from_secs(30);
+pub const MAX_BACKOFF: Duration = Duration::from_secs(15);
 /// The least time between two passes, however often they are woken.
 const MIN_PAUSE: Duration = Duration::from_millis(50);
 

@@ -295,21 +295,17 @@ impl QueueSync {
         // Once the service knows that it ended, its Session is over and what its launcher left to report is refused.
         self.context.spool.deliver(&self.context, Some(id)).await?;
         let mut info = StringMap::new();
-        info.insert("reason".into(), reason.unwrap_or_else(|| ending.reason.to_string()));
+        info.insert("reason".into(), reason.unwrap_or_else(|| ending_reason(&ending)));
         if case.submission.is_some() {
             info.insert("script".into(), self.path(&case.key, "sh").display().to_string());
         }
-        if let Some(code) = ending.exit_code {
-            info.insert("exit_code".into(), code.to_string());
-        }
-        if let Some(signal) = &ending.signal {
-            info.insert("signal".into(), signal.clone());
-        }
-        if matches!(ending.reason, EndReason::Failed | EndReason::Lost | EndReason::OutOfMemory)
-            && let Some(error) =
-                self.launcher_exit(case).map(|exit| exit.message).or_else(|| tail(&self.path(&case.key, "out")))
-        {
-            info.insert("error".into(), error);
+        if matches!(ending.reason, EndReason::Failed | EndReason::Lost | EndReason::OutOfMemory) {
+            let output = tail(&self.path(&case.key, "out"));
+            let said = self.launcher_exit(case).map(|exit| exit.message);
+            if let Some(error) = said.or_else(|| output.as_deref().and_then(last_complaint)) {
+                info.insert("error".into(), error);
+            }
+            info.extend(output.map(|output| ("output".to_owned(), output)));
         }
         let patch = BatchJobPatch {
             scheduler_id: new_id(&case.batch_job, case.scheduler_id()),
@@ -453,6 +449,21 @@ fn new_id(batch_job: &BatchJob, id: Option<&SchedulerId>) -> Option<Option<Sched
 fn younger(time: Timestamp, limit: Duration) -> bool {
     // A time in the future is a clock that was set back; then the longer wait is the safe one.
     (Utc::now() - time).to_std().is_ok_and(|age| age < limit) || time > Utc::now()
+}
+
+/// Why a job ended, for people.
+fn ending_reason(ending: &Ending) -> String {
+    match (&ending.signal, ending.exit_code) {
+        (Some(signal), _) => format!("{}: {signal}", ending.reason),
+        (None, Some(code)) if code != 0 => format!("{}: exit code {code}", ending.reason),
+        _ => ending.reason.to_string(),
+    }
+}
+
+/// The last line of an output that is no log line of the launcher about its ordinary work.
+fn last_complaint(output: &str) -> Option<String> {
+    let line = output.lines().rev().find(|line| !line.trim().is_empty())?;
+    (!line.contains(" INFO ")).then(|| line.trim().to_owned())
 }
 
 /// The last lines of a script's output.

@@ -71,3 +71,19 @@ fn the_tail_of_an_output_is_short_and_printable() {
     assert_eq!(tail.lines().count(), 10);
     assert!(tail.ends_with("caf\u{fffd} \u{fffd} module: command not found"));
 }
+
+#[test]
+fn an_ending_is_told_in_a_few_words() {
+    let ending = |reason, exit_code, signal: Option<&str>| Ending {
+        start: None,
+        end: None,
+        reason,
+        exit_code,
+        signal: signal.map(Into::into),
+    };
+    assert_eq!(ending_reason(&ending(EndReason::Completed, Some(0), None)), "completed");
+    assert_eq!(ending_reason(&ending(EndReason::Failed, Some(3), None)), "failed: exit code 3");
+    assert_eq!(ending_reason(&ending(EndReason::Failed, None, Some("SIGKILL"))), "failed: SIGKILL");
+    assert_eq!(last_complaint("x\nbash: module: command not found\n\n").unwrap(), "bash: module: command not found");
+    assert_eq!(last_complaint("2026-11-30T12:59:37Z  INFO placed Jobs 3"), None);
+}
