@@ -23,6 +23,13 @@ pub enum Command {
     /// Bring the database's schema up to date and exit.
     #[command(after_help = "Example: copal-server migrate --database-url postgres://copal@db.example.org/copal")]
     Migrate,
+    /// Make a new key that signs tokens. Running services take it up within seconds.
+    #[command(after_help = "Keys rotate by themselves every month. Example: copal-server rotate-keys --retire-all")]
+    RotateKeys {
+        /// Refuse all tokens that exist, as after a leak: everybody logs in again.
+        #[arg(long)]
+        retire_all: bool,
+    },
     /// Print the URL of the embedded database, for psql and backups.
     #[command(after_help = "Example: psql \"$(copal-server database-url)\"")]
     DatabaseUrl,

@@ -5,13 +5,14 @@ use std::{io::Write as _, process::ExitCode};
 use anyhow::Context as _;
 use clap::Parser as _;
 use copal_server::{
-    App,
+    App, auth,
     config::{Cli, Command, Config},
     db,
     embedded::{self, EmbeddedPostgres},
     telemetry,
 };
 use secrecy::SecretString;
+use sqlx::PgPool;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
@@ -36,7 +37,10 @@ fn main() -> ExitCode {
 async fn run(cli: Cli) -> anyhow::Result<()> {
     match cli.command {
         None => serve(cli.config).await,
-        Some(Command::Migrate) => migrate(cli.config).await,
+        Some(Command::Migrate) => with_database(cli.config, async |_| Ok(())).await,
+        Some(Command::RotateKeys { retire_all }) => {
+            with_database(cli.config, async |pool| auth::rotate_now(pool, retire_all).await).await
+        }
         Some(Command::DatabaseUrl) => {
             let url = embedded::running_url(&cli.config.home())?;
             writeln!(std::io::stdout(), "{url}").context("can't write to stdout")
@@ -57,26 +61,35 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn migrate(config: Config) -> anyhow::Result<()> {
+/// Runs `work` on the database, for which the embedded one is started where it does not run.
+async fn with_database(config: Config, work: impl AsyncFnOnce(&PgPool) -> anyhow::Result<()>) -> anyhow::Result<()> {
     let (postgres, url) = match &config.database_url {
         Some(url) => (None, url.clone()),
-        None => {
-            let postgres = EmbeddedPostgres::start(&config.home()).await?;
-            let url = SecretString::from(postgres.url());
-            (Some(postgres), url)
-        }
+        // A service that runs holds the folder; its database can be used beside it.
+        None => match embedded::running_url(&config.home()) {
+            Ok(url) => (None, SecretString::from(url)),
+            Err(_) => {
+                let postgres = EmbeddedPostgres::start(&config.home()).await?;
+                let url = SecretString::from(postgres.url());
+                (Some(postgres), url)
+            }
+        },
     };
-    let migrated = async {
+    let done = async {
         let pool = db::connect(&url).await?;
         let migrated = db::migrate(&pool).await;
+        let done = match migrated {
+            Ok(()) => work(&pool).await,
+            Err(error) => Err(error),
+        };
         pool.close().await;
-        migrated
+        done
     }
     .await;
     if let Some(postgres) = postgres {
         postgres.stop().await?;
     }
-    migrated
+    done
 }
 
 /// A token that SIGINT (Ctrl-C), SIGTERM and SIGHUP (a closed terminal) cancel.

@@ -17,6 +17,9 @@ use crate::{error::ApiError, extract::CurrentUser, metrics};
 /// The header that ties an answer to its line in the log.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
+/// Paths that machines ask all the time.
+const PROBES: &[&str] = &["/healthz", "/readyz", "/metrics"];
+
 /// Logs to stderr; the level comes from `RUST_LOG` (default `info`, SQL warnings only).
 pub fn init() {
     let filter =
@@ -55,7 +58,11 @@ pub async fn observe<B: MessageBody>(request: ServiceRequest, next: Next<B>) -> 
             let reason = error.problem().detail.as_str();
             tracing::info!(request.id = %id, %method, path, status, ms, user.id = user_id, reason, "request refused");
         }
-        None => tracing::debug!(request.id = %id, %method, path, status, ms, user.id = user_id, "request"),
+        // Probes come every few seconds and tell nothing.
+        None if PROBES.contains(&path.as_str()) => {
+            tracing::debug!(request.id = %id, %method, path, status, ms, "request");
+        }
+        None => tracing::info!(request.id = %id, %method, path, status, ms, user.id = user_id, "request"),
     }
     Ok(answer)
 }

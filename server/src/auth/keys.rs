@@ -203,22 +203,35 @@ async fn read_ring(pool: &PgPool) -> ApiResult<Ring> {
 
 /// How a new key takes over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rotation {
+pub(crate) enum Rotation {
     /// When the present one has signed for a month. Older ones retire when their last token has lapsed.
     WhenDue,
+    /// Now; the present one verifies on.
+    Now,
     /// Now; all others retire at once, so that every token is refused: for when a key has leaked.
     RetireAll,
+}
+
+/// Makes a new key, for an operator; retires all others where wanted.
+///
+/// # Errors
+/// When the database does not answer.
+pub async fn rotate_now(pool: &PgPool, retire_all: bool) -> anyhow::Result<()> {
+    let rotation = if retire_all { Rotation::RetireAll } else { Rotation::Now };
+    db::transact(pool, async |tx| rotate(tx, rotation).await.map(drop)).await.map_err(Into::into)
 }
 
 /// Makes a new key as `rotation` says; gives the keys that are not retired, the newest first.
 pub(crate) async fn rotate(tx: &mut PgConnection, rotation: Rotation) -> ApiResult<Vec<db::users::SigningKey>> {
     db::users::lock_signing_keys(tx).await?;
     match rotation {
-        Rotation::WhenDue => db::users::retire_signing_keys(tx, ROTATE_AFTER + super::LONGEST_TOKEN_LIFE).await?,
+        Rotation::WhenDue | Rotation::Now => {
+            db::users::retire_signing_keys(tx, ROTATE_AFTER + super::LONGEST_TOKEN_LIFE).await?;
+        }
         Rotation::RetireAll => db::users::retire_signing_keys(tx, TimeDelta::zero()).await?,
     }
     let newest = db::users::signing_keys(tx).await?.into_iter().next();
-    if newest.is_none_or(|key| key.age() > ROTATE_AFTER) {
+    if rotation == Rotation::Now || newest.is_none_or(|key| key.age() > ROTATE_AFTER) {
         let (kid, secret): ([u8; 9], [u8; SECRET_BYTES]) = (rand::random(), rand::random());
         db::users::add_signing_key(tx, &URL_SAFE_NO_PAD.encode(kid), &secret).await?;
     }

@@ -13,8 +13,8 @@ mod tidy;
 use chrono::TimeDelta;
 
 pub use guard::guard;
-pub(crate) use keys::rotate;
-pub use keys::{KeyRing, Rotation};
+pub use keys::{KeyRing, rotate_now};
+pub(crate) use keys::{Rotation, rotate};
 pub(crate) use tidy::tidy;
 
 /// How long an access token of a user or a Site is good. Balsam's clients warn when less than a

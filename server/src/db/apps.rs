@@ -153,15 +153,7 @@ pub async fn create(tx: &mut PgConnection, user: &CurrentUser, app: &AppCreate) 
 /// 404 for an App or a new Site that is not the user's; 400 when the Site has another App of the name.
 pub async fn update(tx: &mut PgConnection, user: &CurrentUser, id: AppId, patch: &AppPatch) -> ApiResult<App> {
     if let Some(site) = patch.site_id {
-        let found: Option<SiteId> = sqlx::query_scalar(
-            "select id from sites where id = $1 and owner_id = $2 and ($3::bigint is null or id = $3) for key share",
-        )
-        .bind(site)
-        .bind(user.id)
-        .bind(user.site())
-        .fetch_optional(&mut *tx)
-        .await?;
-        found.ok_or_else(|| no_site(site))?;
+        check_move(tx, user, id, site).await?;
     }
     let row: Option<Row> = sqlx::query_as(concat!(
         "update apps set \
@@ -197,6 +189,37 @@ pub async fn update(tx: &mut PgConnection, user: &CurrentUser, id: AppId, patch:
     .await
     .on_constraint("apps_site_name_key", || name_taken(patch.name.as_deref().unwrap_or("of that name")))?;
     row.map(|row| row.0).ok_or_else(|| no_app(id))
+}
+
+/// Whether an App can be at `site` from now on. Its Jobs carry their Site and can't follow.
+async fn check_move(tx: &mut PgConnection, user: &CurrentUser, id: AppId, site: SiteId) -> ApiResult<()> {
+    let found: Option<SiteId> = sqlx::query_scalar(
+        "select id from sites where id = $1 and owner_id = $2 and ($3::bigint is null or id = $3) for key share",
+    )
+    .bind(site)
+    .bind(user.id)
+    .bind(user.site())
+    .fetch_optional(&mut *tx)
+    .await?;
+    found.ok_or_else(|| no_site(site))?;
+    // Against the creation of Jobs, which locks their Apps.
+    let present: Option<SiteId> =
+        sqlx::query_scalar("select site_id from apps where id = $1 and owner_id = $2 for update")
+            .bind(id)
+            .bind(user.id)
+            .fetch_optional(&mut *tx)
+            .await?;
+    if present == Some(site) {
+        return Ok(());
+    }
+    let has_jobs: bool =
+        sqlx::query_scalar("select exists (select from job_details where app_id = $1)").bind(id).fetch_one(tx).await?;
+    match has_jobs {
+        true => Err(ApiError::conflict(format!(
+            "App {id} has Jobs, which belong to its present Site; delete them first, or make another App"
+        ))),
+        false => Ok(()),
+    }
 }
 
 /// Deletes an App. Its Jobs are invisible from then on, and are removed behind.
