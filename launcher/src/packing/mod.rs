@@ -85,4 +85,6 @@ pub struct Room {
 }
 
 #[cfg(test)]
+mod simulation;
+#[cfg(test)]
 mod tests;

@@ -26,6 +26,8 @@ pub(super) struct NodeState {
     /// The cores of each NUMA domain.
     domains: Vec<Bits>,
     running: BTreeMap<JobId, f64>,
+    /// The latest end among them.
+    latest_sec: f64,
     most_jobs: usize,
     aside: bool,
 }
@@ -86,6 +88,7 @@ impl NodeState {
             near: node.gpus.iter().map(|gpu| near(&gpu.near_cores)).collect(),
             domains: domains.into_values().collect(),
             running: BTreeMap::new(),
+            latest_sec: f64::NEG_INFINITY,
             most_jobs,
             aside: false,
         }
@@ -136,7 +139,7 @@ impl NodeState {
 
     /// When the last of its Jobs ends: `now_sec` when it is empty or its Jobs are late, infinite when not known.
     pub(super) fn empty_at(&self, now_sec: f64) -> f64 {
-        self.running.values().fold(now_sec, |latest, end| latest.max(*end))
+        self.latest_sec.max(now_sec)
     }
 
     pub(super) fn count_running(&self) -> usize {
@@ -181,12 +184,14 @@ impl NodeState {
             *free -= need.mem_mb.min(*free);
         }
         self.running.insert(job, until_sec);
+        self.latest_sec = self.latest_sec.max(until_sec);
         NodePart { node, cores, gpus }
     }
 
     /// Takes everything back.
     pub(super) fn give_back(&mut self, job: JobId, need: &Need, part: &NodePart) {
         self.running.remove(&job);
+        self.latest_sec = self.running.values().copied().fold(f64::NEG_INFINITY, f64::max);
         for core in &part.cores {
             self.free.insert(*core as usize);
         }

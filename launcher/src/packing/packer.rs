@@ -1,7 +1,10 @@
 //! The packer: takes Jobs in, says which may start and where, takes places back. The rules of
 //! reservations are in `reserve`, what is free on a node in `node`, the order in `queue`.
 
-use std::collections::{BTreeSet, HashMap};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeSet, BinaryHeap, HashMap},
+};
 
 use copal_schemas::{JobId, settings::SortBy};
 
@@ -10,7 +13,7 @@ use super::{
     index::Index,
     need::{Need, NodeKind},
     node::NodeState,
-    queue::{Head, Line, OrderKey, Queue},
+    queue::{GroupId, Head, Line, OrderKey, Queue},
     reserve::{Reservation, Slot, nearest},
 };
 use crate::nodes::Node;
@@ -23,6 +26,23 @@ pub(super) const MARGIN_SEC: f64 = 60.0;
 struct Run {
     need: Need,
     parts: Vec<NodePart>,
+}
+
+/// The groups that are still to be asked, by their next Job.
+#[derive(Debug, Default)]
+struct LineUp {
+    heads: BinaryHeap<Reverse<(OrderKey, GroupId)>>,
+    /// The first Job for each slot that was asked in vain.
+    passed: [Option<OrderKey>; 2],
+}
+
+impl LineUp {
+    fn pass(&mut self, head: &Head) {
+        let first = &mut self.passed[Slot::of(&head.line) as usize];
+        if first.is_none_or(|first| head.key < first) {
+            *first = Some(head.key);
+        }
+    }
 }
 
 /// Who waits, who runs where, and what is free.
@@ -152,55 +172,106 @@ impl Packer {
         self.refresh_reservations();
         self.forget_full_nodes();
         let mut untried = self.reserved_in_order();
-        let mut last = None;
-        let mut passed: Option<Head> = None;
+        let mut line_up = LineUp::default();
+        self.line_up(&mut line_up);
         loop {
-            let head = self.queue.head_after(last);
+            let head = line_up.heads.peek().map(|Reverse((key, _))| *key);
             // A Job with a reservation goes before all others, except those of higher priority.
             if let Some(slot) = untried.first().copied()
-                && self.reserved(slot).is_none_or(|held| head.is_none_or(|head| held.key.urgency <= head.key.urgency))
+                && self.reserved(slot).is_none_or(|held| head.is_none_or(|head| held.key.urgency <= head.urgency))
             {
                 untried.remove(0);
                 placed.extend(self.start_reserved(slot));
+                if untried.is_empty() && self.any_dirty() {
+                    // Nodes that it kept may be free for others now.
+                    self.line_up(&mut line_up);
+                }
                 continue;
             }
-            let Some(head) = head else { break };
-            if self.dirty.is_empty() && !self.queue.has_open() && untried.is_empty() {
-                break;
-            }
-            last = Some(head.key);
-            if !self.in_time(&head.line) {
-                continue;
-            }
-            let mut nodes = self.find(&head.line, head.key.urgency, None, head.blocked);
-            if nodes.is_some()
-                && let Some(first) = passed.take()
-                && self.reserved(Slot::Single).is_none()
-            {
-                // Somebody would overtake: the first in line keeps a node from now on.
-                // If a reservation can't help it, because it could not end in time, it may be overtaken.
-                if self.reserve(first.key.job) {
-                    nodes = self.find(&head.line, head.key.urgency, None, head.blocked);
-                }
-            }
-            match nodes {
-                Some(nodes) => {
-                    self.queue.remove(head.key.job);
-                    placed.push(self.start(head.key.job, &head.line, nodes));
-                }
-                None => {
-                    self.queue.block(&head);
-                    if !head.line.need.is_wide() {
-                        passed.get_or_insert(head);
-                    } else if self.reserved(Slot::Wide).is_none() {
-                        self.reserve(head.key.job);
-                    }
-                }
-            }
+            let Some(Reverse((key, group))) = line_up.heads.pop() else { break };
+            self.try_head(key, group, &mut line_up, &mut placed);
         }
         self.reserve_for_wide();
         self.dirty.clear();
         placed
+    }
+
+    /// Groups of which a Job might start now.
+    fn line_up(&mut self, line_up: &mut LineUp) {
+        line_up.heads.clear();
+        let mut vain = Vec::new();
+        for (group, need, is_open) in self.queue.groups() {
+            if self.might_hold(need, !is_open) {
+                let head = self.queue.head_after(group, None);
+                line_up.heads.extend(head.map(|head| Reverse((head.key, group))));
+            } else {
+                vain.push(group);
+                self.pass(group, None, line_up);
+            }
+        }
+        vain.into_iter().for_each(|group| self.queue.block_group(group));
+    }
+
+    /// Remembers the first Job of a group behind `key` that could still end in time as one that is passed over.
+    fn pass(&self, group: GroupId, key: Option<OrderKey>, line_up: &mut LineUp) {
+        let heads = std::iter::successors(self.queue.head_after(group, key), |head| self.queue.head_after(group, Some(head.key)));
+        heads.filter(|head| self.in_time(&head.line)).take(1).for_each(|head| line_up.pass(&head));
+    }
+
+    /// Whether a node has what is asked, whoever keeps it. `freed_only` as in [`Packer::find`].
+    fn might_hold(&self, need: &Need, freed_only: bool) -> bool {
+        if need.is_wide() {
+            return self.empty.len() >= need.nodes && !(freed_only && self.dirty.is_empty());
+        }
+        match freed_only {
+            true => self.dirty.iter().any(|node| self.nodes[*node].fits(need)),
+            false => self.index.first(need, &|node| self.nodes[node].fits(need)).is_some(),
+        }
+    }
+
+    /// Starts the Job at `key` of a group if it may, and lines up the next one of the group.
+    fn try_head(&mut self, key: OrderKey, group: GroupId, line_up: &mut LineUp, placed: &mut Vec<Placement>) {
+        let Some(head) = self.queue.head(group, key) else { return };
+        let line = head.line;
+        let mut started = false;
+        if self.in_time(&line) {
+            let mut nodes = self.find(&line, key.urgency, None, head.blocked);
+            if nodes.is_some() && self.keep_for_passed(key, line_up) {
+                nodes = self.find(&line, key.urgency, None, head.blocked);
+            }
+            match nodes {
+                Some(nodes) => {
+                    self.queue.remove(key.job);
+                    placed.push(self.start(key.job, &line, nodes));
+                    started = true;
+                }
+                None => {
+                    self.queue.block(group, &head);
+                    line_up.pass(&head);
+                }
+            }
+        }
+        // Where nothing has room for one of them, the rest of the group need not be asked.
+        if started && !self.might_hold(&line.need, head.blocked) {
+            self.pass(group, Some(key), line_up);
+            return;
+        }
+        let next = self.queue.head_after(group, Some(key));
+        line_up.heads.extend(next.map(|next| Reverse((next.key, group))));
+    }
+
+    /// Keeps nodes for those that would be overtaken by the Job at `key`, one for each slot. If that can't help one,
+    /// because it could not end in time, it may be overtaken. Whether anything was kept.
+    fn keep_for_passed(&mut self, key: OrderKey, line_up: &mut LineUp) -> bool {
+        let mut kept = false;
+        for slot in Slot::ALL {
+            if self.reserved(slot).is_none()
+                && let Some(first) = line_up.passed[slot as usize].take_if(|passed| *passed < key)
+            {
+                kept |= self.reserve(first.job);
+            }
+        }
+        kept
     }
 
     /// Whether a Job is over in time if it starts now.
@@ -267,7 +338,11 @@ impl Packer {
         self.dirty.insert(node);
     }
 
-    pub(super) fn any_dirty(&self) -> bool {
+    pub(super) fn dirty_nodes(&self) -> impl Iterator<Item = usize> + '_ {
+        self.dirty.iter().copied()
+    }
+
+    fn any_dirty(&self) -> bool {
         !self.dirty.is_empty()
     }
 

@@ -1,7 +1,11 @@
-//! The Jobs that wait, in order. Jobs that ask the same stand in one line, since where the first of
-//! them does not fit the others don't either.
+//! The Jobs that wait, in order. Jobs that ask the same and take as long stand in one line, since where
+//! the first of them may not start the others may not either; lines that ask the same make a group, since
+//! where one of them does not fit the others don't either.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    ops::Bound,
+};
 
 use copal_schemas::{JobId, settings::SortBy};
 
@@ -58,26 +62,38 @@ impl Line {
 }
 
 /// The Jobs of one line.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Members {
-    line: Line,
     keys: BTreeSet<OrderKey>,
     /// It was tried and did not fit; only nodes freed since then can change that.
     blocked: bool,
 }
 
-/// All lines, and the order between their first Jobs.
-#[derive(Debug, Default)]
-pub(super) struct Queue {
-    lines: Vec<Option<Members>>,
-    unused: Vec<usize>,
-    by_line: HashMap<Line, usize>,
-    heads: BTreeMap<OrderKey, usize>,
-    of: HashMap<JobId, (OrderKey, usize)>,
-    /// The Jobs on more than one node.
-    wide: BTreeSet<OrderKey>,
+/// The lines that ask the same and differ in how long they take.
+#[derive(Debug)]
+struct Group {
+    need: Need,
+    /// By minutes.
+    lines: BTreeMap<u32, Members>,
+    /// The first Job of each line, and its minutes.
+    heads: BTreeMap<OrderKey, u32>,
     /// Lines that are not blocked.
     open: usize,
+}
+
+/// A group, by its place in the queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct GroupId(usize);
+
+/// All groups. There are few, however many Jobs wait, so that each look at them is short.
+#[derive(Debug, Default)]
+pub(super) struct Queue {
+    groups: Vec<Option<Group>>,
+    unused: Vec<usize>,
+    by_need: HashMap<Need, usize>,
+    of: HashMap<JobId, (OrderKey, usize, u32)>,
+    /// The Jobs on more than one node.
+    wide: BTreeSet<OrderKey>,
 }
 
 /// The first Job of a line.
@@ -86,7 +102,6 @@ pub(super) struct Head {
     pub(super) key: OrderKey,
     pub(super) line: Line,
     pub(super) blocked: bool,
-    at: usize,
 }
 
 impl Queue {
@@ -94,117 +109,142 @@ impl Queue {
         self.of.len()
     }
 
-    /// How many lines there are, with those kept for later use.
+    /// How many groups there are, with those kept for later use.
     #[cfg(test)]
-    pub(super) fn lines(&self) -> usize {
-        self.lines.len()
+    pub(super) fn kept_groups(&self) -> usize {
+        self.groups.len()
     }
 
     pub(super) fn contains(&self, job: JobId) -> bool {
         self.of.contains_key(&job)
     }
 
-    /// Whether a line waits that was not tried in vain.
-    pub(super) fn has_open(&self) -> bool {
-        self.open > 0
+    /// All groups, with what they ask and whether a line waits that was not tried in vain.
+    pub(super) fn groups(&self) -> impl Iterator<Item = (GroupId, &Need, bool)> {
+        let groups = self.groups.iter().enumerate();
+        groups.filter_map(|(at, group)| group.as_ref().map(|group| (GroupId(at), &group.need, group.open > 0)))
+    }
+
+    /// The first head of a group behind `key`, or the first of all.
+    pub(super) fn head_after(&self, id: GroupId, key: Option<OrderKey>) -> Option<Head> {
+        let group = self.groups.get(id.0)?.as_ref()?;
+        let from = key.map_or(Bound::Unbounded, Bound::Excluded);
+        let (key, minutes) = group.heads.range((from, Bound::Unbounded)).next()?;
+        let blocked = group.lines.get(minutes)?.blocked;
+        Some(Head { key: *key, line: Line { need: group.need, minutes: *minutes }, blocked })
+    }
+
+    /// The head at `key`.
+    pub(super) fn head(&self, id: GroupId, key: OrderKey) -> Option<Head> {
+        let group = self.groups.get(id.0)?.as_ref()?;
+        let minutes = *group.heads.get(&key)?;
+        let blocked = group.lines.get(&minutes)?.blocked;
+        Some(Head { key, line: Line { need: group.need, minutes }, blocked })
     }
 
     pub(super) fn push(&mut self, key: OrderKey, line: Line) {
-        let at = match self.by_line.get(&line) {
+        let at = match self.by_need.get(&line.need) {
             Some(at) => *at,
-            None => self.add_line(line),
+            None => self.add_group(line.need),
         };
-        let Some(members) = self.lines[at].as_mut() else { return };
+        let Some(group) = self.groups[at].as_mut() else { return };
+        let known = group.lines.len();
+        let members = group.lines.entry(line.minutes).or_default();
         let before = members.keys.first().copied();
         members.keys.insert(key);
-        self.of.insert(key.job, (key, at));
+        self.of.insert(key.job, (key, at, line.minutes));
         if line.need.is_wide() {
             self.wide.insert(key);
         }
-        if before.is_some_and(|before| before < key) {
-            return;
+        if before.is_none_or(|before| key < before) {
+            if let Some(before) = &before {
+                group.heads.remove(before);
+            }
+            group.heads.insert(key, line.minutes);
+            // What was kept from a less urgent Job may be free for a more urgent one.
+            if members.blocked && before.is_none_or(|before| key.urgency < before.urgency) {
+                members.blocked = false;
+                group.open += 1;
+            }
         }
-        if let Some(before) = &before {
-            self.heads.remove(before);
-        }
-        self.heads.insert(key, at);
-        // What was kept from a less urgent Job may be free for a more urgent one.
-        if members.blocked && before.is_none_or(|before| key.urgency < before.urgency) {
-            members.blocked = false;
-            self.open += 1;
-        }
+        group.open += group.lines.len() - known;
     }
 
-    fn add_line(&mut self, line: Line) -> usize {
-        let members = Members { line, keys: BTreeSet::new(), blocked: false };
+    fn add_group(&mut self, need: Need) -> usize {
+        let group = Group { need, lines: BTreeMap::new(), heads: BTreeMap::new(), open: 0 };
         let at = match self.unused.pop() {
             Some(at) => {
-                self.lines[at] = Some(members);
+                self.groups[at] = Some(group);
                 at
             }
             None => {
-                self.lines.push(Some(members));
-                self.lines.len() - 1
+                self.groups.push(Some(group));
+                self.groups.len() - 1
             }
         };
-        self.by_line.insert(line, at);
-        self.open += 1;
+        self.by_need.insert(need, at);
         at
     }
 
     /// Takes a Job out. Whether it was in.
     pub(super) fn remove(&mut self, job: JobId) -> bool {
-        let Some((key, at)) = self.of.remove(&job) else { return false };
-        let Some(members) = self.lines[at].as_mut() else { return false };
-        members.keys.remove(&key);
+        let Some((key, at, minutes)) = self.of.remove(&job) else { return false };
         self.wide.remove(&key);
-        self.heads.remove(&key);
-        match members.keys.first() {
-            Some(first) => {
-                self.heads.insert(*first, at);
+        let Some(group) = self.groups[at].as_mut() else { return false };
+        group.heads.remove(&key);
+        if let Some(members) = group.lines.get_mut(&minutes) {
+            members.keys.remove(&key);
+            match members.keys.first() {
+                Some(first) => {
+                    group.heads.insert(*first, minutes);
+                }
+                None => {
+                    group.open -= usize::from(!members.blocked);
+                    group.lines.remove(&minutes);
+                }
             }
-            None => {
-                self.open -= usize::from(!members.blocked);
-                self.by_line.remove(&members.line);
-                self.lines[at] = None;
-                self.unused.push(at);
-            }
+        }
+        if group.lines.is_empty() {
+            self.by_need.remove(&group.need);
+            self.groups[at] = None;
+            self.unused.push(at);
         }
         true
     }
 
-    /// The first head behind `key`, or the first of all.
-    pub(super) fn head_after(&self, key: Option<OrderKey>) -> Option<Head> {
-        let from = key.map_or(std::ops::Bound::Unbounded, std::ops::Bound::Excluded);
-        let (key, at) = self.heads.range((from, std::ops::Bound::Unbounded)).next()?;
-        let members = self.lines[*at].as_ref()?;
-        Some(Head { key: *key, line: members.line, blocked: members.blocked, at: *at })
-    }
-
     /// The Jobs on more than one node, in order.
     pub(super) fn wide(&self) -> impl Iterator<Item = (OrderKey, Line)> + '_ {
-        let line = |key: &OrderKey| Some((*key, self.lines[self.of.get(&key.job)?.1].as_ref()?.line));
-        self.wide.iter().filter_map(line)
+        self.wide.iter().filter_map(|key| self.line(key.job))
     }
 
     /// Remembers that a line was tried in vain.
-    pub(super) fn block(&mut self, head: &Head) {
-        if let Some(members) = self.lines[head.at].as_mut()
+    pub(super) fn block(&mut self, id: GroupId, head: &Head) {
+        let Some(group) = self.groups.get_mut(id.0).and_then(Option::as_mut) else { return };
+        if let Some(members) = group.lines.get_mut(&head.line.minutes)
             && !members.blocked
         {
             members.blocked = true;
-            self.open -= 1;
+            group.open -= 1;
+        }
+    }
+
+    /// Remembers that all lines of a group were tried in vain.
+    pub(super) fn block_group(&mut self, id: GroupId) {
+        let Some(group) = self.groups.get_mut(id.0).and_then(Option::as_mut) else { return };
+        if group.open > 0 {
+            group.lines.values_mut().for_each(|members| members.blocked = true);
+            group.open = 0;
         }
     }
 
     /// The line of a Job, and its place in the order.
     pub(super) fn line(&self, job: JobId) -> Option<(OrderKey, Line)> {
-        let (key, at) = self.of.get(&job)?;
-        Some((*key, self.lines[*at].as_ref()?.line))
+        let (key, at, minutes) = self.of.get(&job)?;
+        Some((*key, Line { need: self.groups[*at].as_ref()?.need, minutes: *minutes }))
     }
 
     /// All Jobs with their place in the order.
     pub(super) fn keys(&self) -> impl Iterator<Item = OrderKey> + '_ {
-        self.of.values().map(|(key, _)| *key)
+        self.of.values().map(|(key, _, _)| *key)
     }
 }

@@ -1,12 +1,19 @@
 //! Reservations: a Job that does not fit yet keeps nodes, and only Jobs that end before it is due are
 //! started on them. At most one wide Job and one single-node Job keep nodes at a time, never the same ones.
 
+use std::cmp::Reverse;
+
+use copal_schemas::JobId;
+
 use super::{
     Placement,
     packer::{MARGIN_SEC, Packer},
     queue::{Line, OrderKey},
 };
-use copal_schemas::JobId;
+
+/// Nodes that are looked at closely for a single-node Job's turn: the emptiest ones. A good one among them is
+/// worth more than the best one of thousands a millisecond later.
+const LOOKED_AT: usize = 32;
 
 /// Which of the two reservations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,6 +26,10 @@ pub(super) enum Slot {
 
 impl Slot {
     pub(super) const ALL: [Self; 2] = [Self::Wide, Self::Single];
+
+    pub(super) fn of(line: &Line) -> Self {
+        if line.need.is_wide() { Self::Wide } else { Self::Single }
+    }
 }
 
 /// Nodes kept for a Job.
@@ -66,8 +77,12 @@ impl Packer {
                 self.requeue(slot);
             }
         }
-        let Some(held) = self.reserved(Slot::Wide).filter(|_| self.any_dirty()) else { return };
+        let Some(held) = self.reserved(Slot::Wide) else { return };
         let (line, due_sec) = (held.line, held.due_sec.max(self.now_sec));
+        // Only a node that became free sooner can bring the turn forward.
+        if !self.dirty_nodes().any(|node| self.nodes[node].empty_at(self.now_sec) < due_sec) {
+            return;
+        }
         if let Some((nodes, earlier)) = self.plan(&line, Slot::Wide).filter(|(_, due)| *due < due_sec) {
             let Some(held) = self.take_reservation(Slot::Wide) else { return };
             self.keep(Slot::Wide, Reservation { nodes, due_sec: earlier, ..held });
@@ -86,7 +101,7 @@ impl Packer {
     /// Keeps nodes for a waiting Job. Whether that helps it: not when it could not end in time.
     pub(super) fn reserve(&mut self, job: JobId) -> bool {
         let Some((key, line)) = self.queue.line(job) else { return false };
-        let slot = if line.need.is_wide() { Slot::Wide } else { Slot::Single };
+        let slot = Slot::of(&line);
         let Some((nodes, due_sec)) = self.plan(&line, slot) else { return false };
         self.queue.remove(job);
         self.keep(slot, Reservation { key, line, nodes, due_sec });
@@ -166,7 +181,13 @@ impl Packer {
 
     fn plan_single(&self, line: &Line) -> Option<(Vec<usize>, f64)> {
         let at = |node: usize| self.nodes[node].fits_at(&line.need, self.now_sec, |job| self.held(job, node));
-        let ends = self.candidates(line, Slot::Single).map(|node| (at(node), self.nodes[node].count_running(), node));
+        let mut emptiest: Vec<usize> = self.candidates(line, Slot::Single).collect();
+        if emptiest.len() > LOOKED_AT {
+            let fill = |node: &usize| (Reverse(self.nodes[*node].free_occupancy()), Reverse(self.nodes[*node].free_cores()));
+            emptiest.select_nth_unstable_by_key(LOOKED_AT - 1, fill);
+            emptiest.truncate(LOOKED_AT);
+        }
+        let ends = emptiest.into_iter().map(|node| (at(node), self.nodes[node].count_running(), node));
         let (due_sec, _, node) = ends.min_by(|a, b| a.0.total_cmp(&b.0).then_with(|| (a.1, a.2).cmp(&(b.1, b.2))))?;
         Some((vec![node], due_sec))
     }
