@@ -454,6 +454,11 @@ impl Scheduler for LocalScheduler {
         .boxed()
     }
 
+    /// A submission is one file, which is there or not.
+    fn lost_after(&self) -> Duration {
+        Duration::ZERO
+    }
+
     fn changed(&self) -> &Notify {
         &self.inner.changed
     }

@@ -11,6 +11,7 @@ use std::{
     fmt,
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
 use copal_client::SiteDir;
@@ -171,6 +172,10 @@ pub trait Scheduler: Send + Sync {
 
     /// Cancels jobs: the script gets SIGTERM and some time. One that has ended already is no error.
     fn cancel<'a>(&'a self, jobs: &'a [Tracked]) -> BoxFuture<'a, Result<(), SchedulerError>>;
+
+    /// How long [`Scheduler::find`] must have found nothing before a submission without an answer counts as never
+    /// made: it may still wait in the inbox of a scheduler that was away.
+    fn lost_after(&self) -> Duration;
 
     /// Woken when a job's status changed, where the adapter can know by itself.
     fn changed(&self) -> &Notify;

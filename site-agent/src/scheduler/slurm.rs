@@ -9,7 +9,7 @@ use copal_schemas::{batch_job::SchedulerId, resources::NodeShape};
 use futures_util::future::{BoxFuture, FutureExt};
 use tokio::sync::Notify;
 
-use super::{EndReason, Ending, Scheduler, SchedulerError, Status, SubmitError, SubmitSpec, Tracked, command::Runner};
+use super::{Scheduler, SchedulerError, Status, SubmitError, SubmitSpec, Tracked, command::Runner};
 
 /// Clients themselves give up after MessageTimeout (10 s by default) times a few tries.
 const RUNNER: Runner =
@@ -127,6 +127,10 @@ impl Scheduler for Slurm {
 
     fn cancel<'a>(&'a self, jobs: &'a [Tracked]) -> BoxFuture<'a, Result<(), SchedulerError>> {
         self.cancel_jobs(jobs).boxed()
+    }
+
+    fn lost_after(&self) -> Duration {
+        Duration::from_secs(30)
     }
 
     /// Slurm tells nobody; the period finds out.

@@ -21,7 +21,7 @@ use copal_client::{
     launcher_exit::{ExitReason, LauncherExit},
 };
 use copal_schemas::{
-    BatchJobId, StringMap, Timestamp,
+    BatchJobId, StringMap,
     batch_job::{BatchJob, BatchJobPatch, BatchJobState, SchedulerId},
     problem::ErrorCode,
     settings::{SchedulerSettings, Settings},
@@ -35,8 +35,6 @@ use crate::{
     script::{JobTemplate, context::ScriptContext},
 };
 
-/// How long a submission without an answer may still turn up at the scheduler before it counts as never made.
-const UNSURE_FOR: Duration = Duration::from_secs(60);
 /// An absence counts as the end after this many answers in a row without the job, over at least this time.
 const ABSENT_LOOKS: u32 = 3;
 const ABSENT_FOR: Duration = Duration::from_secs(120);
@@ -60,6 +58,8 @@ struct QueueSync {
     /// The settings that the scheduler was opened with.
     opened_with: Option<SchedulerSettings>,
     absences: HashMap<BatchJobId, Absence>,
+    /// Since when a submission without an answer is looked for in vain.
+    missing: HashMap<BatchJobId, Instant>,
     cancelled: HashMap<BatchJobId, Instant>,
 }
 
@@ -114,6 +114,7 @@ impl QueueSync {
             scheduler: None,
             opened_with: None,
             absences: HashMap::new(),
+            missing: HashMap::new(),
             cancelled: HashMap::new(),
         }
     }
@@ -172,15 +173,26 @@ impl QueueSync {
     }
 
     /// Finds out whether a BatchJob was submitted. Where the answer to a submission got lost, its name is looked for.
-    async fn case(&self, scheduler: &dyn Scheduler, batch_job: BatchJob) -> anyhow::Result<Case> {
+    async fn case(&mut self, scheduler: &dyn Scheduler, batch_job: BatchJob) -> anyhow::Result<Case> {
         let key = self.ledger.key(batch_job.id);
         let mut submission = self.ledger.get(&key)?;
         if let Some(intent) = &submission
             && intent.scheduler_id.is_none()
-            && let Some(id) = scheduler.find(&key).await?
         {
-            tracing::info!(batch_job.id = batch_job.id.0, scheduler.id = id.0, "found at the scheduler by its name");
-            submission = Some(self.ledger.confirm(intent, &id)?);
+            match scheduler.find(&key).await? {
+                Some(id) => {
+                    tracing::info!(
+                        batch_job.id = batch_job.id.0,
+                        scheduler.id = id.0,
+                        "found at the scheduler by its name"
+                    );
+                    self.missing.remove(&batch_job.id);
+                    submission = Some(self.ledger.confirm(intent, &id)?);
+                }
+                None => {
+                    self.missing.entry(batch_job.id).or_insert_with(Instant::now);
+                }
+            }
         }
         Ok(Case { batch_job, key, submission, status: None })
     }
@@ -212,7 +224,7 @@ impl QueueSync {
         if unsubmitted {
             // Only a BatchJob that is to be deleted comes here without an id.
             return match &case.submission {
-                Some(intent) if younger(intent.intent, UNSURE_FOR) => Ok(()),
+                Some(_) if !self.is_lost(scheduler, id) => Ok(()),
                 _ => {
                     let reason = "cancelled before it was submitted".to_owned();
                     self.finish(
@@ -255,6 +267,11 @@ impl QueueSync {
             }
             None => Ok(()),
         }
+    }
+
+    /// Whether a submission without an answer never reached the scheduler.
+    fn is_lost(&self, scheduler: &dyn Scheduler, id: BatchJobId) -> bool {
+        self.missing.get(&id).is_some_and(|since| since.elapsed() >= scheduler.lost_after())
     }
 
     async fn cancel(&mut self, scheduler: &dyn Scheduler, case: &Case) -> anyhow::Result<()> {
@@ -323,7 +340,7 @@ impl QueueSync {
 
     /// Submits a BatchJob. Says whether it now waits at the scheduler.
     async fn submit(
-        &self,
+        &mut self,
         scheduler: &dyn Scheduler,
         settings: &Settings,
         case: Case,
@@ -331,12 +348,15 @@ impl QueueSync {
     ) -> anyhow::Result<bool> {
         let id = case.batch_job.id;
         match &case.submission {
-            Some(intent) if younger(intent.intent, UNSURE_FOR) => {
+            Some(_) if !self.is_lost(scheduler, id) => {
                 tracing::debug!(batch_job.id = id.0, "the answer to its submission is not known; looking again");
                 return Ok(false);
             }
             // Looked for and not there: it never arrived.
-            Some(_) => tracing::info!(batch_job.id = id.0, "submitting again; the first time came to nothing"),
+            Some(_) => {
+                tracing::info!(batch_job.id = id.0, "submitting again; the first time came to nothing");
+                self.missing.remove(&id);
+            }
             None => {}
         }
         if let Err(reason) = policy::check(&settings.scheduler, &case.batch_job, waiting) {
@@ -444,11 +464,6 @@ fn alive_patch(batch_job: &BatchJob, id: Option<&SchedulerId>, status: &Status) 
 
 fn new_id(batch_job: &BatchJob, id: Option<&SchedulerId>) -> Option<Option<SchedulerId>> {
     (id.is_some() && batch_job.scheduler_id.as_ref() != id).then(|| id.cloned())
-}
-
-fn younger(time: Timestamp, limit: Duration) -> bool {
-    // A time in the future is a clock that was set back; then the longer wait is the safe one.
-    (Utc::now() - time).to_std().is_ok_and(|age| age < limit) || time > Utc::now()
 }
 
 /// Why a job ended, for people.

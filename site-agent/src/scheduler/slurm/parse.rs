@@ -4,8 +4,8 @@
 use copal_schemas::{Timestamp, resources::NodeShape};
 use nix::sys::signal::Signal;
 
-use super::{EndReason, Ending, Status};
-use crate::scheduler::{command::Output, parse_time};
+use super::Status;
+use crate::scheduler::{EndReason, Ending, command::Output, parse_time};
 
 /// Fields of `squeue -o`: id, state, start, end, reason, name. The name is last: a user's name may hold the separator.
 pub const SQUEUE_FORMAT: &str = "%i|%T|%S|%e|%r|%j";
