@@ -11,7 +11,7 @@ use crate::{
     sites::{self, Selector},
 };
 
-/// See above.
+/// The streams and the clock; the rest is asked for when it is needed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Context {
     /// Where data and talk go.

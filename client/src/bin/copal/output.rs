@@ -14,6 +14,9 @@ use crate::{
     table::Table,
 };
 
+/// Columns below which wrapping makes a table unreadable.
+const LEAST_WIDTH: u16 = 20;
+
 /// How data is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Format {
@@ -102,9 +105,6 @@ pub(crate) fn terminal_width() -> Option<u16> {
     // A terminal that does not know its size says 0.
     told.or_else(|| comfy_table::Table::new().width()).filter(|columns| *columns >= LEAST_WIDTH)
 }
-
-/// Columns below which wrapping makes a table unreadable.
-const LEAST_WIDTH: u16 = 20;
 
 /// Fields of wire types that the service writes as UTC without a zone, as Balsam's clients want it.
 const NAIVE_TIMES: &[&str] =

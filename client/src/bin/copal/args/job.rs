@@ -18,7 +18,8 @@ pub(crate) enum Command {
 Examples:
   copal job create -a Hello -w demo/1 -p name=world
   copal job create -a Sim -w run/7 -n 2 -rpn 4 -g 1 --tag system=H2O --parent 5 --parent 6 -y
-  copal job create -a Sim --array 0-99 -w 'seeds/{index:06}' -p 'seed={index}' -y")]
+  copal job create -a Sim --array 0-99 -w 'seeds/{index:06}' -p 'seed={index}' -y
+  copal job create -a Sim --array 0-99 -w 'seeds/{index:06}' -p 'seed={index}' --dry-run")]
     Create(Box<Create>),
     /// List Jobs.
     #[command(after_help = "\
@@ -130,6 +131,9 @@ pub(crate) struct Create {
     /// Where a slot of the App gets or puts its file. Example: -s input=home:/data/x.dat
     #[arg(short = 's', long = "stage-data", value_name = "SLOT=LOCATION:/PATH", value_parser = key_value)]
     pub(crate) transfers: Vec<(String, String)>,
+    /// Create nothing; show the first Job, the last one and how many there would be.
+    #[arg(long)]
+    pub(crate) dry_run: bool,
     #[command(flatten)]
     pub(crate) site: SiteOption,
     #[command(flatten)]

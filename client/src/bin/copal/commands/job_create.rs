@@ -12,6 +12,7 @@ use copal_schemas::{
     transfer::TransferLocation,
 };
 use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::json;
 use uuid::Uuid;
 
 use crate::{
@@ -34,6 +35,9 @@ pub(super) async fn create(context: Context, create: &Create) -> Result<()> {
     let app = sites.app(&client, &create.app).await?;
     let site = sites.selected().find(|site| site.id == app.site_id);
     let plan = Plan::new(create, &app, site)?;
+    if create.dry_run {
+        return plan.show(context, &app, site);
+    }
     if is_interactive() && !create.yes.yes {
         context.out.talk(plan.table(&app, site)?.render(terminal_width()).trim_end());
     }
@@ -129,6 +133,18 @@ impl Plan {
         }
         job.workdir = check_workdir(&job.workdir).map_err(Failure::usage)?;
         Ok(job)
+    }
+
+    /// What would be made.
+    fn show(&self, context: Context, app: &App, site: Option<&Site>) -> Result<()> {
+        let first = self.job(self.indices().next().flatten())?;
+        let last = self.job(self.indices().last().flatten())?;
+        if context.out.is_json() {
+            return context.out.json(&json!({"count": self.count(), "first": first, "last": last}));
+        }
+        let mut table = self.table(app, site)?;
+        table.field("Jobs", cell(self.count()));
+        context.out.text(&table.render(terminal_width()))
     }
 
     /// The Jobs as they are asked about: the first, and of an array the last folder.
