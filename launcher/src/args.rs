@@ -98,7 +98,9 @@ mod tests {
         assert_eq!(args.wall_time_min, Some(60.0));
         assert_eq!(args.filter_tags().get("a").map(String::as_str), Some("b=c"));
         assert_eq!(args.partitions.len(), 2);
-        for wrong in ["copal-launcher -j mpi", "copal-launcher -t 1", "copal-launcher -j gpu -t 1", "copal-launcher -j mpi -t 0"] {
+        for wrong in
+            ["copal-launcher -j mpi", "copal-launcher -t 1", "copal-launcher -j gpu -t 1", "copal-launcher -j mpi -t 0"]
+        {
             assert!(Cli::try_parse_from(wrong.split(' ')).is_err(), "{wrong}");
         }
         let worker = Cli::parse_from(["copal-launcher", "worker", "--node", "3"]);

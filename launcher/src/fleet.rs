@@ -174,8 +174,7 @@ impl Fleet {
 
     /// Notes that a worker is gone. Whether that is news, and not about a predecessor.
     pub fn lost(&mut self, worker: usize, number: u64) -> bool {
-        let is_current =
-            self.members[worker].connection.as_ref().is_some_and(|connection| connection.number == number);
+        let is_current = self.members[worker].connection.as_ref().is_some_and(|connection| connection.number == number);
         if is_current {
             self.members[worker].connection = None;
         }

@@ -2,7 +2,10 @@
 //! Session of its own. The crash of one leaves the others running. The parent only starts them, hands
 //! on signals, and waits.
 
-use std::{os::unix::process::ExitStatusExt, process::Stdio};
+use std::{
+    os::{fd::AsFd, unix::process::ExitStatusExt},
+    process::Stdio,
+};
 
 use anyhow::{Context, Result, bail};
 use copal_client::launcher_exit::ExitReason;
@@ -13,6 +16,7 @@ use nix::{
 };
 use tokio::{
     io::AsyncReadExt,
+    net::unix::pipe,
     process::{Child, Command},
     signal::unix::{SignalKind, signal},
 };
@@ -75,7 +79,8 @@ async fn fly(args: &PilotArgs, ranges: &[(usize, usize)]) -> Result<usize> {
     for (partition, (first, count)) in args.partitions.iter().zip(ranges) {
         let child = command(args, partition, *first, *count)?.spawn();
         info!(%partition, first, "partition starts");
-        children.push((partition.to_string(), child.with_context(|| format!("can't start the partition {partition}"))?));
+        children
+            .push((partition.to_string(), child.with_context(|| format!("can't start the partition {partition}"))?));
     }
     let pids: Vec<Pid> = children
         .iter()
@@ -159,10 +164,14 @@ pub async fn parent_is_gone() {
     if std::env::var_os(PARENT_PIPE).is_none() {
         std::future::pending::<()>().await;
     }
-    let mut input = tokio::io::stdin();
+    let pipe = std::io::stdin().as_fd().try_clone_to_owned().and_then(pipe::Receiver::from_owned_fd);
+    let Ok(mut pipe) = pipe else {
+        warn!("standard input is no pipe; the end of the parent will not be noticed");
+        return std::future::pending().await;
+    };
     let mut byte = [0];
     // The parent writes nothing: whatever ends the wait is the end of the pipe.
-    while input.read(&mut byte).await.is_ok_and(|count| count > 0) {}
+    while pipe.read(&mut byte).await.is_ok_and(|count| count > 0) {}
 }
 
 #[cfg(test)]

@@ -144,7 +144,12 @@ impl Sender {
                     self.delivered();
                 }
                 Err(error) if is_ended(&error) => return self.session_ended(),
-                Err(error) if matches!(error.code(), Some(ErrorCode::Invalid | ErrorCode::BodyTooLarge | ErrorCode::BulkTooLarge)) => {
+                Err(error)
+                    if matches!(
+                        error.code(),
+                        Some(ErrorCode::Invalid | ErrorCode::BodyTooLarge | ErrorCode::BulkTooLarge)
+                    ) =>
+                {
                     self.split(batch, &error);
                 }
                 Err(error) => {

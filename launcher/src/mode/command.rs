@@ -2,12 +2,73 @@
 
 /// Words that a shell knows and no program is called by, or does better than the program.
 const SHELL_WORDS: &[&str] = &[
-    "!", ".", ":", "[[", "alias", "bind", "break", "builtin", "caller", "case", "cd", "command", "compgen", "complete",
-    "continue", "coproc", "declare", "dirs", "disown", "do", "enable", "eval", "exec", "exit", "export", "fc", "fg",
-    "bg", "for", "function", "getopts", "hash", "help", "history", "if", "jobs", "kill", "let", "local", "logout",
-    "mapfile", "popd", "printf", "pushd", "read", "readarray", "readonly", "return", "select", "set", "shift", "shopt",
-    "source", "suspend", "time", "times", "trap", "type", "typeset", "ulimit", "umask", "unalias", "unset", "until",
-    "wait", "while", "{",
+    "!",
+    ".",
+    ":",
+    "[[",
+    "alias",
+    "bind",
+    "break",
+    "builtin",
+    "caller",
+    "case",
+    "cd",
+    "command",
+    "compgen",
+    "complete",
+    "continue",
+    "coproc",
+    "declare",
+    "dirs",
+    "disown",
+    "do",
+    "enable",
+    "eval",
+    "exec",
+    "exit",
+    "export",
+    "fc",
+    "fg",
+    "bg",
+    "for",
+    "function",
+    "getopts",
+    "hash",
+    "help",
+    "history",
+    "if",
+    "jobs",
+    "kill",
+    "let",
+    "local",
+    "logout",
+    "mapfile",
+    "popd",
+    "printf",
+    "pushd",
+    "read",
+    "readarray",
+    "readonly",
+    "return",
+    "select",
+    "set",
+    "shift",
+    "shopt",
+    "source",
+    "suspend",
+    "time",
+    "times",
+    "trap",
+    "type",
+    "typeset",
+    "ulimit",
+    "umask",
+    "unalias",
+    "unset",
+    "until",
+    "wait",
+    "while",
+    "{",
 ];
 
 /// The program and its arguments of a command that means the same without a shell; `None` when it needs one.
@@ -67,7 +128,10 @@ mod tests {
     fn plain_commands_need_no_shell() {
         let plain = |command: &str| without_shell(command).unwrap();
         assert_eq!(plain("/bin/true"), ["/bin/true"]);
-        assert_eq!(plain(" python3 sim.py --seed 7 'a b; $x' \"c d\"\n"), ["python3", "sim.py", "--seed", "7", "a b; $x", "c d"]);
+        assert_eq!(
+            plain(" python3 sim.py --seed 7 'a b; $x' \"c d\"\n"),
+            ["python3", "sim.py", "--seed", "7", "a b; $x", "c d"]
+        );
         assert_eq!(plain("run --x=1 a#b 100%"), ["run", "--x=1", "a#b", "100%"]);
     }
 

@@ -7,9 +7,7 @@ use std::{
 };
 
 use chrono::Utc;
-use copal_schemas::{
-    AppId, JobId, JobState, Timestamp, job::Job, session::JobUpdate, settings::SortBy,
-};
+use copal_schemas::{AppId, JobId, JobState, Timestamp, job::Job, session::JobUpdate, settings::SortBy};
 use tracing::{debug, info};
 
 use super::{
@@ -81,6 +79,8 @@ pub(super) struct Book {
     apps: Apps,
     classes: Classes,
     waiting: Waiting,
+    /// Held, but too late to start: their grace before the end has begun. The end of the Session frees them.
+    shelf: Waiting,
     runs: HashMap<RunId, Run>,
     run_of: HashMap<JobId, RunId>,
     slots: HashMap<SlotId, SlotState>,
@@ -112,6 +112,7 @@ impl Book {
             workshop,
             classes: Classes::default(),
             waiting: Waiting::default(),
+            shelf: Waiting::default(),
             runs: HashMap::new(),
             run_of: HashMap::new(),
             slots: HashMap::new(),
@@ -181,7 +182,7 @@ impl Book {
 
     /// The Jobs that are here.
     pub(super) fn held(&self) -> HashSet<JobId> {
-        self.run_of.keys().copied().chain(self.waiting.jobs()).collect()
+        self.run_of.keys().copied().chain(self.waiting.jobs()).chain(self.shelf.jobs()).collect()
     }
 
     /// How things are, for the next question to the service.
@@ -199,7 +200,14 @@ impl Book {
     }
 
     /// Takes Jobs that the service gave. Returns the end of those that can never run here.
-    pub(super) fn receive(&mut self, jobs: Vec<Job>) -> Vec<JobUpdate> {
+    pub(super) fn receive(&mut self, jobs: Vec<Job>, now: Instant, deadline: &Deadline) -> Vec<JobUpdate> {
+        let left = deadline.term_at.saturating_duration_since(now).as_secs_f64();
+        let is_late = |job: &Job| job.checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.grace_sec >= left);
+        let (late, jobs): (Vec<Job>, Vec<Job>) = jobs.into_iter().partition(is_late);
+        for job in late {
+            let job = Box::new(job);
+            self.shelf.add(Held { class: 0, is_wide: false, nodes: 0.0, ask: Ask::from(&*job), job });
+        }
         jobs.into_iter().filter_map(|job| self.enqueue(Box::new(job))).collect()
     }
 
@@ -462,8 +470,7 @@ impl Book {
 
     /// A worker is gone, and with it its runs: those that had started run again later, the others at once.
     pub(super) fn worker_lost(&mut self, worker: usize) -> Vec<JobUpdate> {
-        let runs: Vec<RunId> =
-            self.runs.iter().filter(|(_, run)| run.worker == worker).map(|(id, _)| *id).collect();
+        let runs: Vec<RunId> = self.runs.iter().filter(|(_, run)| run.worker == worker).map(|(id, _)| *id).collect();
         let slots: Vec<SlotId> =
             self.slots.iter().filter(|(_, slot)| slot.worker == worker).map(|(id, _)| *id).collect();
         slots.into_iter().for_each(|slot| self.close_slot(slot));
@@ -497,7 +504,10 @@ impl Book {
         for job in jobs {
             if let Some(held) = self.waiting.take_job(*job) {
                 self.packer.withdraw(held.ask.job);
-                updates.push(verdict::with_reason(*job, JobState::Failed, Utc::now(), "cancelled", "cancelled by its owner"));
+                updates.push(verdict::cancelled(*job));
+            }
+            if self.shelf.take_job(*job).is_some() {
+                updates.push(verdict::cancelled(*job));
             }
             runs.extend(self.run_of.get(job));
         }
@@ -509,6 +519,7 @@ impl Book {
     pub(super) fn lose(&mut self, jobs: &[JobId], fleet: &Fleet) {
         let mut runs = Vec::new();
         for job in jobs {
+            self.shelf.take_job(*job);
             if let Some(held) = self.waiting.take_job(*job) {
                 self.packer.withdraw(held.ask.job);
             }

@@ -6,8 +6,8 @@
 mod book;
 pub mod demand;
 mod rate;
-mod waiting;
 pub mod verdict;
+mod waiting;
 
 use std::time::{Duration, Instant};
 
@@ -98,6 +98,7 @@ pub fn site_of(args: &PilotArgs) -> Result<(SiteDir, Settings)> {
         bail!("the Site's path {} is not UTF-8; move the Site", site.root().display());
     }
     let settings = site.settings().context("can't use the Site's settings")?;
+    site.create_folders().context("can't use the Site's folder")?;
     Ok((site, settings))
 }
 
@@ -112,11 +113,14 @@ pub fn exit_record(reason: ExitReason, message: &str, runs: u64) -> LauncherExit
 /// # Errors
 /// When the scheduler's list can't be read, or has not the nodes that the partition needs.
 pub fn nodes_of(args: &PilotArgs, settings: &Settings) -> Result<Allocation> {
-    let mut allocation =
-        nodes::discover(settings, &|name| std::env::var(name).ok()).context("can't find the nodes")?;
+    let mut allocation = nodes::discover(settings, &|name| std::env::var(name).ok()).context("can't find the nodes")?;
     if let Some((first, count)) = args.nodes {
         if first + count > allocation.nodes.len() {
-            bail!("the allocation has {} nodes; nodes {first} to {} are asked for", allocation.nodes.len(), first + count - 1);
+            bail!(
+                "the allocation has {} nodes; nodes {first} to {} are asked for",
+                allocation.nodes.len(),
+                first + count - 1
+            );
         }
         allocation.nodes = allocation.nodes.drain(first..first + count).collect();
     }
@@ -235,11 +239,8 @@ impl Pilot {
             start_remote_workers(&mut fleet, &posts, &allocation.nodes, mpi.as_ref(), &program, &site).await?;
         }
         let shares_nodes = mode == JobMode::Serial || mpi.as_ref().is_none_or(|mpi| mpi.shares_nodes());
-        let workshop = Workshop {
-            site: site.clone(),
-            batch_job_id: args.batch_job_id,
-            mpi: mpi.filter(|_| mode == JobMode::Mpi),
-        };
+        let workshop =
+            Workshop { site: site.clone(), batch_job_id: args.batch_job_id, mpi: mpi.filter(|_| mode == JobMode::Mpi) };
         let names: Vec<&str> = allocation.nodes.iter().take(8).map(|node| node.name.as_str()).collect();
         info!(
             mode = %mode,
@@ -303,8 +304,7 @@ impl Pilot {
     fn begin_lease(&mut self, session_id: SessionId) {
         info!(session.id = %session_id, "opened a Session");
         self.contact.mark();
-        let header =
-            SpoolHeader { site_id: self.settings.site_id, session_id, batch_job_id: self.batch_job_id };
+        let header = SpoolHeader { site_id: self.settings.site_id, session_id, batch_job_id: self.batch_job_id };
         let reporter = Reporter::start(
             self.client.clone(),
             header,
@@ -313,8 +313,7 @@ impl Pilot {
             self.mouths.verdicts.clone(),
         );
         let heard = self.mouths.heard.clone();
-        let signals =
-            tokio::spawn(session::hear_signals(self.client.clone(), session_id, self.contact.clone(), heard));
+        let signals = tokio::spawn(session::hear_signals(self.client.clone(), session_id, self.contact.clone(), heard));
         let asker = Asker {
             client: self.client.clone(),
             session_id,
@@ -342,6 +341,7 @@ impl Pilot {
                 return reason;
             }
             let wake = self.next_wake();
+            let was_busy = !self.book.is_empty();
             tokio::select! {
                 Some(heard) = self.ears.heard.recv() => self.hear(heard),
                 Some(event) = self.ears.fleet.recv() => self.hear_fleet(event).await,
@@ -365,6 +365,9 @@ impl Pilot {
             while let Ok(heard) = self.ears.heard.try_recv() {
                 self.hear(heard);
             }
+            if was_busy {
+                self.last_busy = Instant::now();
+            }
         }
     }
 
@@ -372,11 +375,13 @@ impl Pilot {
         match heard {
             Heard::Acquired(jobs, names) => {
                 self.asking.in_flight = false;
-                self.asking.maybe_lost = false;
+                if std::mem::take(&mut self.asking.maybe_lost) {
+                    self.last_busy = Instant::now();
+                }
                 self.asking.backoff.reset();
                 self.asking.is_drained = jobs.is_empty();
                 self.book.learn(names);
-                let refused = self.book.receive(jobs);
+                let refused = self.book.receive(jobs, Instant::now(), &self.deadline);
                 self.report(refused);
             }
             Heard::NotAcquired(wait) => {
@@ -482,9 +487,6 @@ impl Pilot {
     /// Decides what is due: place, feed, ask, end.
     fn step(&mut self) {
         let now = Instant::now();
-        if !self.book.is_empty() {
-            self.last_busy = now;
-        }
         if now >= self.deadline.term_at {
             self.stop(Reason::new(ExitReason::EndOfTime, "the walltime is over"));
         }
@@ -503,7 +505,10 @@ impl Pilot {
             self.ask(now);
         }
         let idle = Duration::from_secs_f64(self.settings.launcher.idle_ttl_sec.clamp(0.0, 1e9));
-        if self.book.is_empty() && self.lease.is_some() && now >= self.last_busy + idle {
+        // While the service is away nobody knows whether there is work, and that is no idleness, for as
+        // long as the Session can still be ours.
+        let is_in_the_dark = self.asking.maybe_lost && !self.is_cut_off;
+        if self.book.is_empty() && self.lease.is_some() && !is_in_the_dark && now >= self.last_busy + idle {
             self.stop(Reason::new(ExitReason::Idle, format!("nothing to run for {:.0} s", idle.as_secs_f64())));
         }
     }
@@ -688,8 +693,7 @@ async fn start_remote_workers(
     program: &std::path::Path,
     site: &SiteDir,
 ) -> Result<()> {
-    let mut names: Vec<String> =
-        nodes.iter().filter(|node| node.is_local).map(|node| node.name.clone()).collect();
+    let mut names: Vec<String> = nodes.iter().filter(|node| node.is_local).map(|node| node.name.clone()).collect();
     names.extend(nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok()));
     names.dedup();
     let arguments = fleet.listen(&site.qsubmit(), &names).await?;

@@ -33,6 +33,12 @@ pub fn with_reason(job: JobId, state: JobState, time: Timestamp, reason: &str, m
     update
 }
 
+/// The end of a cancelled Job that does not run.
+#[must_use]
+pub fn cancelled(job: JobId) -> JobUpdate {
+    with_reason(job, JobState::Failed, chrono::Utc::now(), "cancelled", "cancelled by its owner")
+}
+
 /// The name of a signal.
 #[must_use]
 pub fn signal_name(number: i32) -> String {
@@ -85,7 +91,9 @@ pub fn of(job: &Job, ended: &Ended, nodes: &[String], gpus: &[String]) -> Option
         put("reason", json!(reason));
         put("message", json!(message));
     }
-    if state == JobState::RunError && let Some(text) = memory_exceeded(job, ended) {
+    if state == JobState::RunError
+        && let Some(text) = memory_exceeded(job, ended)
+    {
         put("reason", json!("memory"));
         put("message", json!(text));
     }

@@ -102,14 +102,12 @@ pub fn wait_for_any(pids: &[i32], deadline: Instant) {
         std::thread::sleep(Duration::from_millis(5).min(deadline.saturating_duration_since(Instant::now())));
         return;
     }
-    let mut polls: Vec<PollFd<'_>> =
-        watched.iter().map(|fd| PollFd::new(fd.as_fd(), PollFlags::POLLIN)).collect();
+    let mut polls: Vec<PollFd<'_>> = watched.iter().map(|fd| PollFd::new(fd.as_fd(), PollFlags::POLLIN)).collect();
     let left = deadline.saturating_duration_since(Instant::now());
     let timeout = PollTimeout::try_from(left.as_millis() + 1).unwrap_or(PollTimeout::MAX);
     // An interruption or an error only means that the caller looks again.
     let _ = nix::poll::poll(&mut polls, timeout);
 }
-
 
 #[cfg(test)]
 mod tests {

@@ -204,9 +204,8 @@ pub fn spawn(spec: Spec<'_>) -> Result<Child, SpawnError> {
     command.envs(spec.env);
     match spec.output {
         Some(file) => {
-            let copy = file
-                .try_clone()
-                .map_err(|source| SpawnError::Output { path: spec.workdir.join("job.out"), source })?;
+            let copy =
+                file.try_clone().map_err(|source| SpawnError::Output { path: spec.workdir.join("job.out"), source })?;
             command.stdout(file).stderr(copy);
         }
         None => {
@@ -235,9 +234,10 @@ fn locate(name: &str, workdir: &Path, search: Option<&OsStr>) -> Result<PathBuf,
     }
     match forbidden {
         Some(path) => Err(SpawnError::NotExecutable(path)),
-        None if workdir.join(name).is_file() => {
-            Err(SpawnError::MissingProgram(name.into(), " on PATH; did you mean the one in the workdir, with ./ before it?"))
-        }
+        None if workdir.join(name).is_file() => Err(SpawnError::MissingProgram(
+            name.into(),
+            " on PATH; did you mean the one in the workdir, with ./ before it?",
+        )),
         None => Err(SpawnError::MissingProgram(name.into(), " on PATH")),
     }
 }
@@ -245,15 +245,14 @@ fn locate(name: &str, workdir: &Path, search: Option<&OsStr>) -> Result<PathBuf,
 /// What the error of a start means. The system tells a missing folder, program and interpreter alike.
 fn explain(program: PathBuf, workdir: &Path, source: io::Error) -> SpawnError {
     match source.raw_os_error() {
-        Some(libc::ENOENT | libc::ENOTDIR) if !workdir.is_dir() => {
-            SpawnError::Workdir { path: workdir.into(), source }
-        }
+        Some(libc::ENOENT | libc::ENOTDIR) if !workdir.is_dir() => SpawnError::Workdir { path: workdir.into(), source },
         Some(libc::ENOENT | libc::ENOTDIR) if !program.exists() => {
             SpawnError::MissingProgram(program.display().to_string(), "")
         }
         Some(libc::ENOENT) => SpawnError::MissingInterpreter { interpreter: interpreter(&program), script: program },
         Some(libc::EACCES | libc::EPERM) => {
-            let executable = fs::metadata(&program).is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0);
+            let executable =
+                fs::metadata(&program).is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0);
             let enterable = nix::unistd::access(workdir, nix::unistd::AccessFlags::X_OK).is_ok();
             match (executable, enterable) {
                 (_, false) => SpawnError::Workdir { path: workdir.into(), source },
@@ -342,15 +341,13 @@ mod tests {
         for (earlier_runs, word) in [(0, "zero"), (1, "one"), (2, "two")] {
             let (output, _) = open_output(folder.path(), earlier_runs).unwrap();
             let argv = ["echo".to_owned(), word.to_owned()];
-            let spec = Spec {
-                argv: &argv,
-                workdir: folder.path(),
-                env: &StringMap::new(),
-                unset: &[],
-                output: Some(output),
-            };
+            let spec =
+                Spec { argv: &argv, workdir: folder.path(), env: &StringMap::new(), unset: &[], output: Some(output) };
             spawn(spec).unwrap().wait().unwrap();
         }
-        assert_eq!((read("job.out.1"), read("job.out.2"), read("job.out")), ("zero\n".into(), "one\n".into(), "two\n".into()));
+        assert_eq!(
+            (read("job.out.1"), read("job.out.2"), read("job.out")),
+            ("zero\n".into(), "one\n".into(), "two\n".into())
+        );
     }
 }

@@ -206,15 +206,13 @@ pub fn kill_all_below(spared: &[i32]) -> usize {
     let mut killed: HashSet<i32> = HashSet::new();
     loop {
         let all = snapshot();
-        let kept: HashSet<i32> =
-            spared.iter().flat_map(|root| below(&all, *root)).map(|process| process.pid).collect();
+        let kept: HashSet<i32> = spared.iter().flat_map(|root| below(&all, *root)).map(|process| process.pid).collect();
         let found: Vec<Process> = below(&all, own)
             .into_iter()
             .filter(|process| !spared.contains(&process.pid) && !kept.contains(&process.pid))
             .collect();
         reap_zombies(&found.iter().map(|process| process.pid).collect());
-        let living: Vec<i32> =
-            found.iter().filter(|process| !process.is_zombie).map(|process| process.pid).collect();
+        let living: Vec<i32> = found.iter().filter(|process| !process.is_zombie).map(|process| process.pid).collect();
         let now = Instant::now();
         if living.is_empty() || now >= give_up {
             return killed.len();

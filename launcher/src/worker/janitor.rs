@@ -63,9 +63,7 @@ fn round(shared: &Shared, suspects: &mut Suspects) {
         let run = tree::marker(pid).and_then(|marker| shared.run_of(&marker));
         let is_left = match run {
             // A run that is being ended has a grace, which is not the janitor's to cut.
-            Some(run) => {
-                shared.table().runs.get(&run).is_none_or(|entry| entry.is_over && entry.cause.is_none())
-            }
+            Some(run) => shared.table().runs.get(&run).is_none_or(|entry| entry.is_over && entry.cause.is_none()),
             // It cleared its environment. It is one of the runs that were there when it was first seen; when
             // all of these are over, its own is.
             None => {

@@ -12,7 +12,7 @@ use super::table::{Shared, never_started, seconds};
 use crate::{
     process::{
         end::{self, Exit},
-        spawn::{self, Spec, SpawnError},
+        spawn::{self, SpawnError, Spec},
         tail::tail,
         tree::{MARKER, Tree},
     },

@@ -3,10 +3,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
-    sync::{
-        Condvar, Mutex, MutexGuard, PoisonError,
-        mpsc::Sender,
-    },
+    sync::{Condvar, Mutex, MutexGuard, PoisonError, mpsc::Sender},
     time::{Duration, Instant},
 };
 

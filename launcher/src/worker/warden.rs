@@ -64,7 +64,9 @@ fn wait_for_blows(shared: &Shared) -> Vec<(RunId, Pid, Signal)> {
             return blows;
         }
         table = match next.map(|at| at.saturating_duration_since(Instant::now())) {
-            Some(time) => shared.warden.wait_timeout(table, time).map_or_else(|error| error.into_inner().0, |pair| pair.0),
+            Some(time) => {
+                shared.warden.wait_timeout(table, time).map_or_else(|error| error.into_inner().0, |pair| pair.0)
+            }
             None => shared.warden.wait(table).unwrap_or_else(PoisonError::into_inner),
         };
     }

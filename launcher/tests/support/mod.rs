@@ -1,6 +1,8 @@
 //! A head for tests: starts the real worker, tells it things, waits for its reports.
 
-#![allow(missing_docs, unreachable_pub, reason = "tests only")]
+#![allow(missing_docs, unreachable_pub, dead_code, reason = "tests only")]
+
+pub mod service;
 
 use std::{
     fs,
