@@ -8,6 +8,8 @@ use std::{
 
 use anyhow::{Context as _, bail};
 
+/// Names the only folder to look in, for a Postgres that was installed elsewhere.
+const FOLDER_VARIABLE: &str = "COPAL_POSTGRES_BIN";
 /// Where distributions keep a version's programs off PATH.
 const DEBIAN: &str = "/usr/lib/postgresql";
 
@@ -19,14 +21,14 @@ pub(super) struct Binaries {
 }
 
 impl Binaries {
-    /// The newest version on PATH and under `/usr/lib/postgresql`; of version `major` where a
-    /// cluster of it exists already.
+    /// The newest version on PATH and under `/usr/lib/postgresql`, or the one in `$COPAL_POSTGRES_BIN`;
+    /// of version `major` where a cluster of it exists already.
     pub(super) fn find(major: Option<u32>) -> anyhow::Result<Self> {
         let all = all_versions();
         if all.is_empty() {
             bail!(
                 "no Postgres programs found on PATH or in {DEBIAN}/*/bin; install them with \
-                 `apt-get install postgresql`, or give --database-url"
+                 `apt-get install postgresql`, name their folder in {FOLDER_VARIABLE}, or give --database-url"
             );
         }
         let newest = all.iter().filter(|found| major.is_none_or(|major| found.major == major)).max_by_key(|b| b.major);
@@ -46,6 +48,9 @@ impl Binaries {
 }
 
 fn all_versions() -> Vec<Binaries> {
+    if let Some(folder) = env::var_os(FOLDER_VARIABLE).filter(|folder| !folder.is_empty()) {
+        return version_in(Path::new(&folder)).into_iter().collect();
+    }
     let on_path = env::var_os("PATH").map(|path| env::split_paths(&path).collect::<Vec<_>>()).unwrap_or_default();
     let packaged = fs::read_dir(DEBIAN)
         .map(|entries| entries.flatten().map(|entry| entry.path().join("bin")).collect::<Vec<_>>())

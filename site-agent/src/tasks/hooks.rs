@@ -2,7 +2,7 @@
 //! some workers, and reports what follows. Only Copal Apps that declare a hook are acquired: the hooks of
 //! Balsam's Apps are Python classes, which a Balsam site runs.
 
-use std::{collections::BTreeMap, pin::Pin, time::Duration};
+use std::{collections::BTreeMap, fs, path::PathBuf, pin::Pin, time::Duration};
 
 use copal_client::{ClientError, app_file::App};
 use copal_schemas::{
@@ -64,11 +64,18 @@ async fn session(context: &Context, backoff: &mut Backoff) -> Result<(), ClientE
             () = tokio::time::sleep(APPS_PERIOD) => {}
         }
     }
+    end_earlier_session(context).await?;
     let id = context.api.client().create_session(context.site.id, None).await?.id;
+    // Without the note only the lease frees the Jobs of a killed agent: later, but as surely.
+    if let Err(error) = fs::write(session_note(context), id.to_string()) {
+        tracing::warn!(%error, "can't note the Session's id");
+    }
     context.board.success("hooks", "waits for Jobs");
     let outcome = work(context, id, backoff).await;
-    // A Session that can't be deleted now lapses by itself.
-    let _ = tokio::time::timeout(FLUSH_LIMIT, context.api.client().delete_session(id)).await;
+    // A Session that can't be deleted now is deleted by the next agent, or lapses by itself.
+    if let Ok(Ok(())) = tokio::time::timeout(FLUSH_LIMIT, context.api.client().delete_session(id)).await {
+        let _ = fs::remove_file(session_note(context));
+    }
     match outcome {
         Err(error) if error.code() == Some(ErrorCode::SessionEnded) => {
             context.board.failure("hooks", "the Session lapsed; its Jobs are taken again by a new one");
@@ -76,6 +83,26 @@ async fn session(context: &Context, backoff: &mut Backoff) -> Result<(), ClientE
         }
         outcome => outcome,
     }
+}
+
+/// Where the id of the Session is noted for the next agent.
+fn session_note(context: &Context) -> PathBuf {
+    context.dir.root().join("agent.session")
+}
+
+/// Ends the Session of an agent that was killed: this one holds the Site's lock, so nobody works with
+/// that Session any more, and its Jobs need not wait for the lease to lapse.
+async fn end_earlier_session(context: &Context) -> Result<(), ClientError> {
+    let note = session_note(context);
+    let Some(id) = fs::read_to_string(&note).ok().and_then(|text| text.trim().parse::<SessionId>().ok()) else {
+        return Ok(());
+    };
+    match context.api.client().delete_session(id).await {
+        Err(error) if error.is_transient() => return Err(error),
+        // Gone already, or of another service: none of ours in either case.
+        _ => drop(fs::remove_file(note)),
+    }
+    Ok(())
 }
 
 /// The Apps of the Site that have a hook, by id.

@@ -1,0 +1,7 @@
+//! One machine, all four programs, as a user types it: the README's tour, what happens when a
+//! part is killed in the middle, and what wrong input is told.
+
+mod bad_input;
+mod faults;
+mod laptop;
+mod tour;
