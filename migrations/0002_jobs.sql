@@ -121,8 +121,8 @@ create index job_details_site_id_idx on job_details (site_id, job_id);
 create index job_details_app_id_idx on job_details (app_id, job_id);
 create index job_details_workdir_idx on job_details (owner_id, workdir, job_id);
 
--- Which Jobs have a tag. A tag is the first 8 bytes of a hash of key and value, so that long tags
--- cost nothing here; readers compare jobs.tags as well.
+-- Which Jobs have a tag. A tag is the first 8 bytes of a hash of key and value (db/tags.rs), so that
+-- long tags cost nothing here.
 create table job_tags (
     owner_id bigint not null,
     tag bigint not null,
@@ -146,6 +146,7 @@ create table transfers (
     job_id bigint not null,
     owner_id bigint not null,
     site_id bigint not null,
+    app_id bigint not null,
     direction transfer_direction not null,
     state transfer_state not null,
     recursive boolean not null,
@@ -192,6 +193,7 @@ create table events (
     job_id bigint not null,
     owner_id bigint not null,
     site_id bigint not null,
+    app_id bigint not null,
     batch_job_id bigint,
     -- The transaction that wrote the row: ids are given before commit, so only this says what a
     -- reader of the stream can have seen.
@@ -222,10 +224,11 @@ create index changes_created_at_idx on changes (created_at);
 
 -- How many Jobs and events there are, as sums of differences: writers only append, so they never
 -- wait for each other, and a task folds the rows together. Counts without a filter beyond owner,
--- Site and state read this and not a million rows.
+-- Site, App and state read this and not a million rows.
 create table job_tallies (
     owner_id bigint not null,
     site_id bigint not null,
+    app_id bigint not null,
     state job_state not null,
     jobs bigint not null,
     events bigint not null

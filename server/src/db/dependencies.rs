@@ -6,12 +6,13 @@
 use std::collections::BTreeMap;
 
 use copal_schemas::{
-    JobId, JobState, JsonObject, UserId,
+    JobId, JobState, JsonObject,
     job::{Dependency, DependencyKind, JobCreate},
     job_state::Dependencies,
 };
 use sqlx::PgConnection;
 
+use super::scope::Scope;
 use crate::error::{ApiError, ApiResult};
 
 /// What the edges to a Job's parents say together.
@@ -158,7 +159,7 @@ pub fn asked(job: &JobCreate) -> Vec<Dependency> {
 ///
 /// # Errors
 /// 404 when a parent does not exist or is not this user's.
-pub async fn prepare(conn: &mut PgConnection, owner: UserId, jobs: &[JobCreate]) -> ApiResult<NewEdges> {
+pub async fn prepare(conn: &mut PgConnection, scope: Scope, jobs: &[JobCreate]) -> ApiResult<NewEdges> {
     let mut new = NewEdges { statuses: vec![Status::default(); jobs.len()], edges: Vec::new() };
     let asked: Vec<(usize, Dependency)> = jobs
         .iter()
@@ -172,9 +173,9 @@ pub async fn prepare(conn: &mut PgConnection, owner: UserId, jobs: &[JobCreate])
     parents.sort_unstable();
     parents.dedup();
     const LOCK: &str = "select id, state, has_children from jobs where id = any($1) and owner_id = $2 \
-         and app_id <> all(array(select app_id from deleted_apps where owner_id = $2)) order by id for no key update";
+         and ($3::bigint is null or site_id = $3) and app_id <> all(array(select app_id from deleted_apps where owner_id = $2)) order by id for no key update";
     let rows: Vec<(JobId, JobState, bool)> =
-        sqlx::query_as(LOCK).bind(&parents).bind(owner).fetch_all(&mut *conn).await?;
+        sqlx::query_as(LOCK).bind(&parents).bind(scope.owner).bind(scope.site).fetch_all(&mut *conn).await?;
     let states: BTreeMap<JobId, JobState> = rows.iter().map(|(id, state, _)| (*id, *state)).collect();
     for (index, dependency) in asked {
         let Some(state) = states.get(&dependency.job_id) else {

@@ -4,12 +4,12 @@
 use std::collections::BTreeMap;
 
 use copal_schemas::{
-    BatchJobId, EventId, JobId, JobState, JsonObject, SessionId, SiteId, StringMap, Timestamp, UserId, event::Event,
-    page::Page,
+    AppId, BatchJobId, EventId, JobId, JobState, JsonObject, SessionId, SiteId, StringMap, Timestamp, UserId,
+    event::Event, page::Page,
 };
 use sqlx::{FromRow, PgConnection, Postgres, QueryBuilder, types::Json};
 
-use super::tags;
+use super::{scope::Scope, tags};
 use crate::{
     error::ApiResult,
     extract::Paging,
@@ -38,6 +38,8 @@ pub struct LoggedEvent {
     pub owner_id: UserId,
     /// Its Site.
     pub site_id: SiteId,
+    /// Its App.
+    pub app_id: AppId,
     /// The BatchJob it ran in last.
     pub batch_job_id: Option<BatchJobId>,
     /// The change.
@@ -49,37 +51,41 @@ pub struct LoggedEvent {
 pub struct Log {
     /// State changes, in the order in which they are to be numbered.
     pub events: Vec<LoggedEvent>,
-    tallies: BTreeMap<(UserId, SiteId, JobState), i64>,
+    tallies: BTreeMap<(Place, JobState), i64>,
     wakes: Wakes,
+}
+
+/// Where a Job belongs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    /// Its owner.
+    pub owner: UserId,
+    /// Its Site.
+    pub site: SiteId,
+    /// Its App.
+    pub app: AppId,
 }
 
 impl Log {
     /// A Job was made, in this state.
-    pub fn created(&mut self, owner: UserId, site: SiteId, state: JobState) {
-        *self.tallies.entry((owner, site, state)).or_default() += 1;
-        self.wakes.add(owner, site, Wake::free(state, None));
+    pub fn created(&mut self, place: Place, state: JobState) {
+        *self.tallies.entry((place, state)).or_default() += 1;
+        self.wakes.add(place.owner, place.site, Wake::free(state, None));
     }
 
-    /// A Job changed from one state and holder to another.
-    pub fn moved(
-        &mut self,
-        owner: UserId,
-        site: SiteId,
-        was: (JobState, Option<SessionId>),
-        is: (JobState, Option<SessionId>),
-    ) {
-        if was.0 != is.0 {
-            *self.tallies.entry((owner, site, was.0)).or_default() -= 1;
-            *self.tallies.entry((owner, site, is.0)).or_default() += 1;
-        }
+    /// A Job changed from one state to another and has this holder now, or changed in other ways
+    /// that may matter to who waits.
+    pub fn moved(&mut self, place: Place, was: JobState, is: JobState, held_by: Option<SessionId>) {
         if was != is {
-            self.wakes.add(owner, site, Wake::free(is.0, is.1));
+            *self.tallies.entry((place, was)).or_default() -= 1;
+            *self.tallies.entry((place, is)).or_default() += 1;
         }
+        self.wakes.add(place.owner, place.site, Wake::free(is, held_by));
     }
 
     /// A Job is gone.
-    pub fn deleted(&mut self, owner: UserId, site: SiteId, state: JobState) {
-        *self.tallies.entry((owner, site, state)).or_default() -= 1;
+    pub fn deleted(&mut self, place: Place, state: JobState) {
+        *self.tallies.entry((place, state)).or_default() -= 1;
     }
 
     /// A holder at the Site has something to hear.
@@ -92,42 +98,44 @@ impl Log {
     /// # Errors
     /// The database's.
     pub async fn write(self, conn: &mut PgConnection) -> ApiResult<()> {
-        const SQL: &str = "with logged as (insert into events (job_id, owner_id, site_id, batch_job_id, \
+        const SQL: &str = "with logged as (insert into events (job_id, owner_id, site_id, app_id, batch_job_id, \
              \"timestamp\", from_state, to_state, data) select * from unnest($1::bigint[], $2::bigint[], \
-             $3::bigint[], $4::bigint[], $5::timestamptz[], $6::job_state[], $7::job_state[], $8::jsonb[])), \
-             tallied as (insert into job_tallies (owner_id, site_id, state, jobs, events) \
-             select * from unnest($9::bigint[], $10::bigint[], $11::job_state[], $12::bigint[], $13::bigint[])) \
-             select pg_notify('copal', payload) from unnest($14::text[]) as payload";
-        let mut tallies: BTreeMap<(UserId, SiteId, JobState), (i64, i64)> = BTreeMap::new();
-        for (key, jobs) in self.tallies {
+             $3::bigint[], $4::bigint[], $5::bigint[], $6::timestamptz[], $7::job_state[], $8::job_state[], \
+             $9::jsonb[])), tallied as (insert into job_tallies (owner_id, site_id, app_id, state, jobs, events) \
+             select * from unnest($10::bigint[], $11::bigint[], $12::bigint[], $13::job_state[], $14::bigint[], \
+             $15::bigint[])) select pg_notify('copal', payload) from unnest($16::text[]) as payload";
+        let Self { events, tallies: jobs, mut wakes } = self;
+        let mut tallies: BTreeMap<(Place, JobState), (i64, i64)> = BTreeMap::new();
+        for (key, jobs) in jobs {
             tallies.entry(key).or_default().0 += jobs;
         }
-        for logged in &self.events {
-            tallies.entry((logged.owner_id, logged.site_id, logged.event.to_state)).or_default().1 += 1;
+        for LoggedEvent { owner_id: owner, site_id: site, app_id: app, event, .. } in &events {
+            let place = Place { owner: *owner, site: *site, app: *app };
+            tallies.entry((place, event.to_state)).or_default().1 += 1;
+            wakes.add(*owner, *site, Wake::default());
         }
         tallies.retain(|_, counts| *counts != (0, 0));
-        let mut wakes = self.wakes;
-        for logged in &self.events {
-            wakes.add(logged.owner_id, logged.site_id, Wake::default());
-        }
         let payloads = wakes.payloads();
-        if self.events.is_empty() && tallies.is_empty() && payloads.is_empty() {
+        if events.is_empty() && tallies.is_empty() && payloads.is_empty() {
             return Ok(());
         }
-        let events = &self.events;
-        let keys: Vec<_> = tallies.keys().copied().collect();
+        fn column<'a, T>(events: &'a [LoggedEvent], field: impl Fn(&'a LoggedEvent) -> T) -> Vec<T> {
+            events.iter().map(field).collect()
+        }
         sqlx::query(SQL)
-            .bind(events.iter().map(|logged| logged.job_id).collect::<Vec<_>>())
-            .bind(events.iter().map(|logged| logged.owner_id).collect::<Vec<_>>())
-            .bind(events.iter().map(|logged| logged.site_id).collect::<Vec<_>>())
-            .bind(events.iter().map(|logged| logged.batch_job_id).collect::<Vec<_>>())
-            .bind(events.iter().map(|logged| logged.event.timestamp).collect::<Vec<_>>())
-            .bind(events.iter().map(|logged| logged.event.from_state).collect::<Vec<_>>())
-            .bind(events.iter().map(|logged| logged.event.to_state).collect::<Vec<_>>())
-            .bind(events.iter().map(|logged| Json(&logged.event.data)).collect::<Vec<_>>())
-            .bind(keys.iter().map(|key| key.0).collect::<Vec<_>>())
-            .bind(keys.iter().map(|key| key.1).collect::<Vec<_>>())
-            .bind(keys.iter().map(|key| key.2).collect::<Vec<_>>())
+            .bind(column(&events, |logged| logged.job_id))
+            .bind(column(&events, |logged| logged.owner_id))
+            .bind(column(&events, |logged| logged.site_id))
+            .bind(column(&events, |logged| logged.app_id))
+            .bind(column(&events, |logged| logged.batch_job_id))
+            .bind(column(&events, |logged| logged.event.timestamp))
+            .bind(column(&events, |logged| logged.event.from_state))
+            .bind(column(&events, |logged| logged.event.to_state))
+            .bind(column(&events, |logged| Json(&logged.event.data)))
+            .bind(tallies.keys().map(|(place, _)| place.owner).collect::<Vec<_>>())
+            .bind(tallies.keys().map(|(place, _)| place.site).collect::<Vec<_>>())
+            .bind(tallies.keys().map(|(place, _)| place.app).collect::<Vec<_>>())
+            .bind(tallies.keys().map(|(_, state)| *state).collect::<Vec<_>>())
             .bind(tallies.values().map(|counts| counts.0).collect::<Vec<_>>())
             .bind(tallies.values().map(|counts| counts.1).collect::<Vec<_>>())
             .bind(payloads)
@@ -163,9 +171,11 @@ pub struct EventFilter {
 }
 
 impl EventFilter {
-    fn push_where(&self, sql: &mut QueryBuilder<Postgres>, owner: UserId) {
-        sql.push(" where e.owner_id = ").push_bind(owner);
-        sql.push(" and e.site_id = any(array(select id from sites where owner_id = ").push_bind(owner).push("))");
+    fn push_where(&self, sql: &mut QueryBuilder<Postgres>, scope: Scope) {
+        let owner = scope.owner;
+        sql.push(" where ");
+        scope.push(sql, "e");
+        scope.push_visible(sql, "e");
         if !self.ids.is_empty() {
             sql.push(" and e.id = any(").push_bind(self.ids.clone()).push(")");
         }
@@ -239,31 +249,33 @@ impl From<EventRow> for Event {
 /// The database's.
 pub async fn list(
     conn: &mut PgConnection,
-    owner: UserId,
+    scope: Scope,
     filter: &EventFilter,
     oldest_first: bool,
     paging: Paging,
 ) -> ApiResult<Page<Event>> {
-    let count = count(conn, owner, filter).await?;
+    let count = count(conn, scope, filter).await?;
     if paging.limit == 0 || paging.offset >= count {
         return Ok(Page { count, results: Vec::new() });
     }
     let mut sql =
         QueryBuilder::new("select e.id, e.job_id, e.\"timestamp\", e.from_state, e.to_state, e.data from events e");
-    filter.push_where(&mut sql, owner);
+    filter.push_where(&mut sql, scope);
     sql.push(" order by e.\"timestamp\"").push(if oldest_first { "" } else { " desc" });
     sql.push(", e.id limit ").push_bind(paging.limit).push(" offset ").push_bind(paging.offset);
     let rows: Vec<EventRow> = sql.build_query_as().fetch_all(conn).await?;
     Ok(Page { count, results: rows.into_iter().map(Event::from).collect() })
 }
 
-async fn count(conn: &mut PgConnection, owner: UserId, filter: &EventFilter) -> ApiResult<i64> {
+async fn count(conn: &mut PgConnection, scope: Scope, filter: &EventFilter) -> ApiResult<i64> {
     if filter.is_tallied() {
         const SQL: &str = "select coalesce(sum(events), 0)::bigint from job_tallies where owner_id = $1 \
-             and site_id = any(array(select id from sites where owner_id = $1)) and ($2::job_state is null or state = $2)";
-        return Ok(sqlx::query_scalar(SQL).bind(owner).bind(filter.to_state).fetch_one(conn).await?);
+             and ($2::bigint is null or site_id = $2) and ($3::job_state is null or state = $3) \
+             and app_id <> all(array(select app_id from deleted_apps where owner_id = $1))";
+        let tallied = sqlx::query_scalar(SQL).bind(scope.owner).bind(scope.site).bind(filter.to_state);
+        return Ok(tallied.fetch_one(conn).await?);
     }
     let mut sql = QueryBuilder::new("select count(*) from events e");
-    filter.push_where(&mut sql, owner);
+    filter.push_where(&mut sql, scope);
     Ok(sql.build_query_scalar().fetch_one(conn).await?)
 }

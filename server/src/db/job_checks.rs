@@ -16,6 +16,8 @@ const MAX_TAG_VALUE: usize = 2_048;
 /// The most bytes of a Job's `data`, as JSON, and of its other maps. Big results belong into files.
 const MAX_DATA: usize = 1 << 20;
 const MAX_MAP: usize = 512_000;
+/// The most bytes of an event's data, as JSON: a reason and the tail of an output.
+const MAX_EVENT_DATA: usize = 64 << 10;
 /// A year in minutes, with a lot to spare.
 const MAX_MINUTES: i32 = 10_000_000;
 
@@ -90,6 +92,7 @@ pub fn check_patch(patch: &mut JobPatch, errors: &mut Vec<FieldError>) {
     if let Some(data) = &patch.data {
         check_data(data, errors);
     }
+    check_state_data(&patch.state_data, errors);
     for (field, map) in [("launch_params", &patch.launch_params), ("parameters", &patch.parameters)] {
         if let Some(map) = map {
             check_map(field, map, errors);
@@ -104,14 +107,23 @@ pub fn check_patch(patch: &mut JobPatch, errors: &mut Vec<FieldError>) {
     check_restarts(patch.max_restarts.flatten(), errors);
 }
 
-/// Whether a `data` object is small enough to be kept.
+/// Whether a Job's `data` is small enough to be kept.
 pub fn check_data(data: &JsonObject, errors: &mut Vec<FieldError>) {
-    if data.is_empty() {
+    check_object("data", data, MAX_DATA, errors);
+}
+
+/// Whether an event's data is small enough to be kept.
+pub fn check_state_data(data: &JsonObject, errors: &mut Vec<FieldError>) {
+    check_object("state_data", data, MAX_EVENT_DATA, errors);
+}
+
+fn check_object(field: &str, object: &JsonObject, most: usize, errors: &mut Vec<FieldError>) {
+    if object.is_empty() {
         return;
     }
-    let bytes = serde_json::to_vec(data).map_or(0, |text| text.len());
-    if bytes > MAX_DATA {
-        add(errors, "data", format!("{bytes} bytes as JSON; {MAX_DATA} is the most, keep larger results in files"));
+    let bytes = serde_json::to_vec(object).map_or(0, |text| text.len());
+    if bytes > most {
+        add(errors, field, format!("{bytes} bytes as JSON; {most} is the most, keep larger results in files"));
     }
 }
 

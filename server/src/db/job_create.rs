@@ -7,6 +7,7 @@ use copal_schemas::{
     app::{AppHooks, AppParameter, TransferSlot, fill_parameters},
     job::{Job, JobCreate},
     job_state::{self, Step},
+    lenient,
     problem::FieldError,
     resources::NodeShape,
     transfer::{Direction, TransferState},
@@ -15,8 +16,10 @@ use sqlx::{FromRow, PgConnection, types::Json};
 
 use super::{
     dependencies::{self, Status},
-    events::{Log, LoggedEvent, NewEvent},
-    job_checks, tags,
+    events::{Log, LoggedEvent, NewEvent, Place},
+    job_checks,
+    scope::Scope,
+    tags,
     transition::AppPolicy,
 };
 use crate::error::{ApiError, ApiResult};
@@ -63,10 +66,11 @@ impl New<'_> {
 /// # Errors
 /// 422 with item and field for a bad value, 404 for an unknown App or parent, 400 for a workdir
 /// that is named twice, an unknown slot or location. Nothing is created then.
-pub async fn create(conn: &mut PgConnection, owner: UserId, mut jobs: Vec<JobCreate>) -> ApiResult<Vec<Job>> {
+pub async fn create(conn: &mut PgConnection, scope: Scope, mut jobs: Vec<JobCreate>) -> ApiResult<Vec<Job>> {
     check(&mut jobs)?;
-    let apps = read_apps(&mut *conn, owner, &jobs).await?;
-    let edges = dependencies::prepare(&mut *conn, owner, &jobs).await?;
+    let owner = scope.owner;
+    let apps = read_apps(&mut *conn, scope, &jobs).await?;
+    let edges = dependencies::prepare(&mut *conn, scope, &jobs).await?;
     let mut new = Vec::with_capacity(jobs.len());
     for (index, (job, status)) in jobs.into_iter().zip(&edges.statuses).enumerate() {
         new.push(plan(index, job, &apps, *status)?);
@@ -105,14 +109,14 @@ fn check(jobs: &mut [JobCreate]) -> ApiResult<()> {
 }
 
 /// The Apps of the new Jobs, kept from being deleted until this transaction ends.
-async fn read_apps(conn: &mut PgConnection, owner: UserId, jobs: &[JobCreate]) -> ApiResult<BTreeMap<AppId, AppRow>> {
+async fn read_apps(conn: &mut PgConnection, scope: Scope, jobs: &[JobCreate]) -> ApiResult<BTreeMap<AppId, AppRow>> {
     let mut ids: Vec<AppId> = jobs.iter().map(|job| job.app_id).collect();
     ids.sort_unstable();
     ids.dedup();
     const SQL: &str = "select a.id, a.site_id, a.parameters, a.transfers, a.command is null as hooks_hidden, a.hooks, \
          a.max_restarts, s.node_shape, s.transfer_locations from apps a join sites s on s.id = a.site_id \
-         where a.id = any($1) and a.owner_id = $2 order by a.id for key share of a";
-    let rows: Vec<AppRow> = sqlx::query_as(SQL).bind(&ids).bind(owner).fetch_all(conn).await?;
+         where a.id = any($1) and a.owner_id = $2 and ($3::bigint is null or a.site_id = $3) order by a.id for key share of a";
+    let rows: Vec<AppRow> = sqlx::query_as(SQL).bind(&ids).bind(scope.owner).bind(scope.site).fetch_all(conn).await?;
     let apps: BTreeMap<AppId, AppRow> = rows.into_iter().map(|row| (row.id, row)).collect();
     match ids.iter().find(|id| !apps.contains_key(id)) {
         Some(unknown) => Err(ApiError::not_found(format!("App {unknown}"))),
@@ -150,7 +154,7 @@ fn plan(index: usize, mut job: JobCreate, apps: &BTreeMap<AppId, AppRow>, status
         transfers.push(NewTransfer {
             direction: slot.direction,
             local_path: slot.local_path.clone(),
-            remote_path: location.path.clone(),
+            remote_path: lenient::normal_path(&location.path),
             location_alias: location.location_alias.clone(),
             recursive: slot.recursive,
         });
@@ -249,17 +253,17 @@ async fn insert_details(conn: &mut PgConnection, owner: UserId, new: &[New<'_>],
 }
 
 async fn insert_transfers(conn: &mut PgConnection, owner: UserId, new: &[New<'_>], ids: &[JobId]) -> ApiResult<()> {
-    let rows: Vec<(JobId, SiteId, &NewTransfer)> = new
+    let rows: Vec<(JobId, &AppRow, &NewTransfer)> = new
         .iter()
         .zip(ids)
-        .flat_map(|(new, id)| new.transfers.iter().map(move |transfer| (*id, new.app.site_id, transfer)))
+        .flat_map(|(new, id)| new.transfers.iter().map(move |transfer| (*id, new.app, transfer)))
         .collect();
     if rows.is_empty() {
         return Ok(());
     }
-    const SQL: &str = "insert into transfers (owner_id, job_id, site_id, direction, state, recursive, local_path, \
+    const SQL: &str = "insert into transfers (owner_id, job_id, site_id, app_id, direction, state, recursive, local_path, \
          remote_path, location_alias) select $1, * from unnest($2::bigint[], $3::bigint[], \
-         $4::transfer_direction[], $5::transfer_state[], $6::bool[], $7::text[], $8::text[], $9::text[])";
+         $4::bigint[], $5::transfer_direction[], $6::transfer_state[], $7::bool[], $8::text[], $9::text[], $10::text[])";
     let born = |direction| match direction {
         Direction::In => TransferState::Pending,
         Direction::Out => TransferState::AwaitingJob,
@@ -267,7 +271,8 @@ async fn insert_transfers(conn: &mut PgConnection, owner: UserId, new: &[New<'_>
     sqlx::query(SQL)
         .bind(owner)
         .bind(rows.iter().map(|(id, ..)| *id).collect::<Vec<_>>())
-        .bind(rows.iter().map(|(_, site, _)| *site).collect::<Vec<_>>())
+        .bind(rows.iter().map(|(_, app, _)| app.site_id).collect::<Vec<_>>())
+        .bind(rows.iter().map(|(_, app, _)| app.id).collect::<Vec<_>>())
         .bind(rows.iter().map(|(.., transfer)| transfer.direction).collect::<Vec<_>>())
         .bind(rows.iter().map(|(.., transfer)| born(transfer.direction)).collect::<Vec<_>>())
         .bind(rows.iter().map(|(.., transfer)| transfer.recursive).collect::<Vec<_>>())
@@ -283,7 +288,8 @@ fn log(owner: UserId, new: &[New<'_>], ids: &[JobId], now: Timestamp) -> Log {
     let mut log = Log::default();
     for (new, id) in new.iter().zip(ids) {
         let site = new.app.site_id;
-        log.created(owner, site, new.state());
+        let app = new.app.id;
+        log.created(Place { owner, site, app }, new.state());
         let mut at = now;
         for step in &new.steps {
             let mut data = copal_schemas::JsonObject::new();
@@ -294,7 +300,8 @@ fn log(owner: UserId, new: &[New<'_>], ids: &[JobId], now: Timestamp) -> Log {
                 data.extend(new.status.reason());
             }
             let event = NewEvent { timestamp: at, from_state: step.from, to_state: step.to, data };
-            log.events.push(LoggedEvent { job_id: *id, owner_id: owner, site_id: site, batch_job_id: None, event });
+            let (owner_id, site_id, app_id) = (owner, site, app);
+            log.events.push(LoggedEvent { job_id: *id, owner_id, site_id, app_id, batch_job_id: None, event });
             at += chrono::TimeDelta::microseconds(1);
         }
     }

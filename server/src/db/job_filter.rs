@@ -1,10 +1,10 @@
 //! Which of a user's Jobs a list, count, update, cancel or delete means, and in which order.
 
-use copal_schemas::{AppId, BatchJobId, JobId, JobState, SiteId, StringMap, Timestamp, UserId};
-use sqlx::{PgConnection, Postgres, QueryBuilder, types::Json};
+use copal_schemas::{AppId, BatchJobId, JobId, JobState, SiteId, StringMap, Timestamp};
+use sqlx::{PgConnection, Postgres, QueryBuilder};
 
-use super::tags;
-use crate::error::ApiResult;
+use super::{scope::Scope, tags};
+use crate::{error::ApiResult, extract::Paging};
 
 /// Which Jobs are meant; everything empty means all of the user's.
 #[derive(Clone, Debug, Default)]
@@ -58,21 +58,49 @@ enum Tables {
 }
 
 impl JobFilter {
-    /// The query for the ids of the Jobs in an order, to which paging can be added.
-    #[must_use]
-    pub fn ids_query(&self, owner: UserId, by: OrderBy, descending: bool) -> QueryBuilder<Postgres> {
+    /// A page of the ids of the Jobs in an order.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn ids(
+        &self,
+        conn: &mut PgConnection,
+        scope: Scope,
+        order: (OrderBy, bool),
+        paging: Paging,
+    ) -> ApiResult<Vec<JobId>> {
+        Ok(self.ids_query(scope, order, paging).build_query_scalar().fetch_all(conn).await?)
+    }
+
+    fn ids_query(&self, scope: Scope, (by, descending): (OrderBy, bool), paging: Paging) -> QueryBuilder<Postgres> {
         let tables = self.tables(by);
-        let mut sql = QueryBuilder::new("select ");
-        sql.push(tables.id()).push(" as id");
-        self.push_from(&mut sql, tables, owner);
         let way = if descending { " desc" } else { "" };
-        sql.push(" order by ");
-        match by {
-            OrderBy::Id => sql.push(tables.id()).push(way),
-            OrderBy::LastUpdate => sql.push("j.last_update").push(way).push(", j.id"),
-            OrderBy::State => sql.push("j.state").push(way).push(", j.id"),
-            OrderBy::Workdir => sql.push("d.workdir").push(way).push(", d.job_id"),
-        };
+        let mut sql;
+        if by == OrderBy::Id && self.states.len() > 1 {
+            // One index range a state, each in the order of ids: otherwise all Jobs of all the
+            // states are read and sorted for a page.
+            sql = QueryBuilder::new("select id from (");
+            for (index, state) in self.states.iter().enumerate() {
+                sql.push(if index > 0 { " union all (select " } else { "(select " }).push(tables.id()).push(" as id");
+                let one = Self { states: vec![*state], ..self.clone() };
+                one.push_from(&mut sql, tables, scope);
+                sql.push(" order by ").push(tables.id()).push(way);
+                sql.push(" limit ").push_bind(paging.limit.saturating_add(paging.offset)).push(")");
+            }
+            sql.push(") as pages order by id").push(way);
+        } else {
+            sql = QueryBuilder::new("select ");
+            sql.push(tables.id()).push(" as id");
+            self.push_from(&mut sql, tables, scope);
+            sql.push(" order by ");
+            match by {
+                OrderBy::Id => sql.push(tables.id()).push(way),
+                OrderBy::LastUpdate => sql.push("j.last_update").push(way).push(", j.id"),
+                OrderBy::State => sql.push("j.state").push(way).push(", j.id"),
+                OrderBy::Workdir => sql.push("d.workdir").push(way).push(", d.job_id"),
+            };
+        }
+        sql.push(" limit ").push_bind(paging.limit).push(" offset ").push_bind(paging.offset);
         sql
     }
 
@@ -83,14 +111,14 @@ impl JobFilter {
     pub async fn ids_after(
         &self,
         conn: &mut PgConnection,
-        owner: UserId,
+        scope: Scope,
         after: JobId,
         limit: i64,
     ) -> ApiResult<Vec<JobId>> {
         let tables = self.tables(OrderBy::Id);
         let mut sql = QueryBuilder::new("select ");
         sql.push(tables.id()).push(" as id");
-        self.push_from(&mut sql, tables, owner);
+        self.push_from(&mut sql, tables, scope);
         sql.push(" and ").push(tables.id()).push(" > ").push_bind(after);
         sql.push(" order by ").push(tables.id()).push(" limit ").push_bind(limit);
         Ok(sql.build_query_scalar().fetch_all(conn).await?)
@@ -100,14 +128,12 @@ impl JobFilter {
     ///
     /// # Errors
     /// The database's.
-    pub async fn count(&self, conn: &mut PgConnection, owner: UserId) -> ApiResult<i64> {
+    pub async fn count(&self, conn: &mut PgConnection, scope: Scope) -> ApiResult<i64> {
         if self.is_tallied() {
-            if let Some(by_state) = self.tallies(conn, owner).await? {
-                return Ok(by_state.iter().map(|(_, jobs)| jobs).sum());
-            }
+            return Ok(self.tallies(conn, scope).await?.iter().map(|(_, jobs)| jobs).sum());
         }
         let mut sql = QueryBuilder::new("select count(*)");
-        self.push_from(&mut sql, self.tables(OrderBy::Id), owner);
+        self.push_from(&mut sql, self.tables(OrderBy::Id), scope);
         Ok(sql.build_query_scalar().fetch_one(conn).await?)
     }
 
@@ -115,42 +141,39 @@ impl JobFilter {
     ///
     /// # Errors
     /// The database's.
-    pub async fn count_by_state(&self, conn: &mut PgConnection, owner: UserId) -> ApiResult<Vec<(JobState, i64)>> {
-        if self.is_tallied()
-            && let Some(by_state) = self.tallies(conn, owner).await?
-        {
-            return Ok(by_state);
+    pub async fn count_by_state(&self, conn: &mut PgConnection, scope: Scope) -> ApiResult<Vec<(JobState, i64)>> {
+        if self.is_tallied() {
+            return self.tallies(conn, scope).await;
         }
         let mut sql = QueryBuilder::new("select j.state, count(*)");
         let tables = if self.tables(OrderBy::LastUpdate) == Tables::Hot { Tables::Hot } else { Tables::Both };
-        self.push_from(&mut sql, tables, owner);
+        self.push_from(&mut sql, tables, scope);
         sql.push(" group by j.state");
         Ok(sql.build_query_as().fetch_all(conn).await?)
     }
 
-    /// Whether nothing but Sites and states is asked, which the tallies know.
+    /// Whether nothing but Sites, Apps and states is asked, which the tallies know.
     fn is_tallied(&self) -> bool {
-        !self.has_hot_conditions() && !self.has_cold_conditions() && self.ids.is_empty() && self.app_id.is_none()
+        !self.has_hot_conditions() && !self.has_cold_conditions() && self.ids.is_empty()
     }
 
-    /// The counts by state from the tallies; `None` while Jobs of a deleted App are being removed,
-    /// which the tallies still count.
-    async fn tallies(&self, conn: &mut PgConnection, owner: UserId) -> ApiResult<Option<Vec<(JobState, i64)>>> {
-        const SQL: &str = "select state, sum(jobs)::bigint, exists (select from deleted_apps d \
-             join sites s on s.id = d.site_id where d.owner_id = $1) from job_tallies where owner_id = $1 \
-             and site_id = any(array(select id from sites where owner_id = $1 and ($2 = '{}' or id = any($2)))) \
-             and ($3 = '{}' or state = any($3)) and state is distinct from $4 group by state having sum(jobs) <> 0";
-        let rows: Vec<(JobState, i64, bool)> = sqlx::query_as(SQL)
-            .bind(owner)
+    /// The counts by state from the tallies.
+    async fn tallies(&self, conn: &mut PgConnection, scope: Scope) -> ApiResult<Vec<(JobState, i64)>> {
+        const SQL: &str = "select state, sum(jobs)::bigint from job_tallies where owner_id = $1 \
+             and ($2::bigint is null or site_id = $2) and ($3::bigint[] = '{}' or site_id = any($3)) \
+             and ($4::bigint is null or app_id = $4) and ($5::job_state[] = '{}' or state = any($5)) \
+             and state is distinct from $6 \
+             and app_id <> all(array(select app_id from deleted_apps where owner_id = $1)) \
+             group by state having sum(jobs) <> 0";
+        Ok(sqlx::query_as(SQL)
+            .bind(scope.owner)
+            .bind(scope.site)
             .bind(&self.site_ids)
+            .bind(self.app_id)
             .bind(&self.states)
             .bind(self.state_ne)
             .fetch_all(conn)
-            .await?;
-        if rows.iter().any(|(_, _, removing)| *removing) {
-            return Ok(None);
-        }
-        Ok(Some(rows.into_iter().map(|(state, jobs, _)| (state, jobs)).collect()))
+            .await?)
     }
 
     fn has_hot_conditions(&self) -> bool {
@@ -178,7 +201,7 @@ impl JobFilter {
         }
     }
 
-    fn push_from(&self, sql: &mut QueryBuilder<Postgres>, tables: Tables, owner: UserId) {
+    fn push_from(&self, sql: &mut QueryBuilder<Postgres>, tables: Tables, scope: Scope) {
         let t = match tables {
             Tables::Hot => {
                 sql.push(" from jobs j");
@@ -194,12 +217,9 @@ impl JobFilter {
             }
         };
         let id = tables.id();
-        sql.push(" where ").push(t).push(".owner_id = ").push_bind(owner);
-        if tables == Tables::Both {
-            sql.push(" and d.owner_id = ").push_bind(owner);
-        }
-        sql.push(" and ").push(t);
-        sql.push(".app_id <> all(array(select app_id from deleted_apps where owner_id = ").push_bind(owner).push("))");
+        sql.push(" where ");
+        scope.push(sql, t);
+        scope.push_visible(sql, t);
         if !self.ids.is_empty() {
             sql.push(" and ").push(id).push(" = any(").push_bind(self.ids.clone()).push(")");
         }
@@ -244,10 +264,7 @@ impl JobFilter {
         if let Some(state) = self.state_ne {
             sql.push(" and j.state <> ").push_bind(state);
         }
-        if !self.tags.is_empty() {
-            sql.push(" and j.tags @> ").push_bind(Json(self.tags.clone()));
-            tags::push_have(sql, "j.id", owner, &self.tags);
-        }
+        tags::push_have(sql, "j.id", scope.owner, &self.tags);
         if self.pending_file_cleanup {
             sql.push(" and j.pending_file_cleanup");
         }
@@ -265,6 +282,8 @@ impl Tables {
 
 #[cfg(test)]
 mod tests {
+    use copal_schemas::UserId;
+
     use super::*;
 
     #[test]
@@ -280,10 +299,22 @@ mod tests {
     }
 
     #[test]
-    fn every_query_is_bound_to_the_owner() {
-        for by in [OrderBy::Id, OrderBy::LastUpdate, OrderBy::State, OrderBy::Workdir] {
-            let sql = JobFilter::default().ids_query(UserId(1), by, true);
-            assert!(sql.sql().as_str().contains("owner_id = $1"), "{by:?}");
+    fn every_query_is_bound_to_the_owner_and_the_site() {
+        let scope = Scope { owner: UserId(1), site: Some(SiteId(2)), batch_job: None };
+        let filters = [
+            JobFilter::default(),
+            JobFilter { states: vec![JobState::Failed, JobState::Running], ..JobFilter::default() },
+        ];
+        for filter in filters {
+            for by in [OrderBy::Id, OrderBy::LastUpdate, OrderBy::State, OrderBy::Workdir] {
+                let sql = filter.ids_query(scope, (by, true), Paging { limit: 10, offset: 0 });
+                let sql = sql.sql();
+                let queries =
+                    sql.as_str().matches(" from jobs j").count() + sql.as_str().matches(" from job_details d").count();
+                assert!(queries > 0);
+                assert_eq!(sql.as_str().matches(".owner_id = $").count(), queries, "{by:?}");
+                assert_eq!(sql.as_str().matches(".site_id = $").count(), queries, "{by:?}");
+            }
         }
     }
 }

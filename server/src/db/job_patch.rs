@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 
 use copal_schemas::{
-    BatchJobId, JobId, UserId,
+    BatchJobId, JobId,
     app::{AppParameter, fill_parameters},
     job::{Cancelled, JobPatch, JobPatchItem},
     job_state::Actor,
@@ -16,10 +16,14 @@ use sqlx::{PgConnection, types::Json};
 use super::{
     job_checks,
     job_filter::{JobFilter, OrderBy},
+    scope::Scope,
     tags,
     transition::{Ask, Moves, Which},
 };
-use crate::error::{ApiError, ApiResult};
+use crate::{
+    error::{ApiError, ApiResult},
+    extract::Paging,
+};
 
 /// Jobs cancelled by one transaction.
 const CANCEL_CHUNK: i64 = 5_000;
@@ -28,7 +32,7 @@ const CANCEL_CHUNK: i64 = 5_000;
 ///
 /// # Errors
 /// 400 for unknown or doubled ids, 422 with item and field for bad values.
-pub async fn update_many(conn: &mut PgConnection, owner: UserId, mut items: Vec<JobPatchItem>) -> ApiResult<i64> {
+pub async fn update_many(conn: &mut PgConnection, scope: Scope, mut items: Vec<JobPatchItem>) -> ApiResult<i64> {
     let mut errors = Vec::new();
     for (index, item) in items.iter_mut().enumerate() {
         let before = errors.len();
@@ -45,16 +49,16 @@ pub async fn update_many(conn: &mut PgConnection, owner: UserId, mut items: Vec<
         return Err(ApiError::conflict(format!("Job {} is named twice in this call", doubled.id)));
     }
     let patches: Vec<(JobId, &JobPatch)> = items.iter().map(|item| (item.id, &item.patch)).collect();
-    apply(conn, owner, &patches, |index, field| vec!["body".into(), index.into(), field.into()]).await
+    apply(conn, scope, &patches, |index, field| vec!["body".into(), index.into(), field.into()]).await
 }
 
 /// Updates one Job.
 ///
 /// # Errors
 /// 400 for an unknown id, 422 with the field for bad values.
-pub async fn update_one(conn: &mut PgConnection, owner: UserId, id: JobId, mut patch: JobPatch) -> ApiResult<i64> {
+pub async fn update_one(conn: &mut PgConnection, scope: Scope, id: JobId, mut patch: JobPatch) -> ApiResult<i64> {
     check_single(&mut patch)?;
-    apply(conn, owner, &[(id, &patch)], |_, field| vec!["body".into(), field.into()]).await
+    apply(conn, scope, &[(id, &patch)], |_, field| vec!["body".into(), field.into()]).await
 }
 
 /// Updates all Jobs that match in the same way. Gives their number.
@@ -63,14 +67,13 @@ pub async fn update_one(conn: &mut PgConnection, owner: UserId, id: JobId, mut p
 /// 400 when more than 5000 match, 422 with the field for bad values.
 pub async fn update_matching(
     conn: &mut PgConnection,
-    owner: UserId,
+    scope: Scope,
     filter: &JobFilter,
     mut patch: JobPatch,
 ) -> ApiResult<i64> {
     check_single(&mut patch)?;
-    let mut sql = filter.ids_query(owner, OrderBy::Id, false);
-    sql.push(" limit ").push_bind(MAX_BULK as i64 + 1);
-    let ids: Vec<JobId> = sql.build_query_scalar().fetch_all(&mut *conn).await?;
+    let paging = Paging { limit: MAX_BULK as i64 + 1, offset: 0 };
+    let ids = filter.ids(&mut *conn, scope, (OrderBy::Id, false), paging).await?;
     if ids.len() > MAX_BULK {
         return Err(ApiError::new(
             copal_schemas::problem::ErrorCode::BulkTooLarge,
@@ -78,7 +81,7 @@ pub async fn update_matching(
         ));
     }
     let patches: Vec<(JobId, &JobPatch)> = ids.iter().map(|id| (*id, &patch)).collect();
-    apply(conn, owner, &patches, |_, field| vec!["body".into(), field.into()]).await
+    apply(conn, scope, &patches, |_, field| vec!["body".into(), field.into()]).await
 }
 
 fn check_single(patch: &mut JobPatch) -> ApiResult<()> {
@@ -95,7 +98,7 @@ fn check_single(patch: &mut JobPatch) -> ApiResult<()> {
 
 async fn apply(
     conn: &mut PgConnection,
-    owner: UserId,
+    scope: Scope,
     patches: &[(JobId, &JobPatch)],
     place: impl Fn(usize, &str) -> Vec<Value>,
 ) -> ApiResult<i64> {
@@ -103,18 +106,18 @@ async fn apply(
         return Ok(0);
     }
     let ids: Vec<JobId> = patches.iter().map(|(id, _)| *id).collect();
-    let mut moves = Moves::lock(&mut *conn, Which::Owned(owner, &ids)).await?;
+    let mut moves = Moves::lock(&mut *conn, Which::Owned(scope, &ids)).await?;
     if moves.len() < ids.len() {
         let unknown = ids.iter().find(|id| moves.get_mut(**id).is_none());
         let unknown = unknown.map_or_else(String::new, JobId::to_string);
         return Err(ApiError::conflict(format!("Job {unknown} does not exist, or is not yours; nothing was changed")));
     }
-    check_batch_jobs(&mut *conn, owner, patches).await?;
+    check_batch_jobs(&mut *conn, scope, patches).await?;
     let parameters = fill(&mut *conn, patches, &place).await?;
     update_hot(&mut *conn, patches).await?;
     update_cold(&mut *conn, patches, &parameters).await?;
     let tagged: Vec<_> = patches.iter().filter_map(|(id, patch)| Some((*id, patch.tags.as_ref()?))).collect();
-    tags::replace(&mut *conn, owner, &tagged).await?;
+    tags::replace(&mut *conn, scope.owner, &tagged).await?;
     for (id, patch) in patches {
         let Some((now, job)) = moves.get_mut(*id) else { continue };
         job.touch();
@@ -139,15 +142,17 @@ async fn apply(
 }
 
 /// A Job may only be put into a BatchJob of its owner.
-async fn check_batch_jobs(conn: &mut PgConnection, owner: UserId, patches: &[(JobId, &JobPatch)]) -> ApiResult<()> {
+async fn check_batch_jobs(conn: &mut PgConnection, scope: Scope, patches: &[(JobId, &JobPatch)]) -> ApiResult<()> {
     let mut ids: Vec<BatchJobId> = patches.iter().filter_map(|(_, patch)| patch.batch_job_id.flatten()).collect();
     ids.sort_unstable();
     ids.dedup();
     if ids.is_empty() {
         return Ok(());
     }
-    const SQL: &str = "select id from batch_jobs where id = any($1) and owner_id = $2";
-    let known: Vec<BatchJobId> = sqlx::query_scalar(SQL).bind(&ids).bind(owner).fetch_all(conn).await?;
+    const SQL: &str = "select id from batch_jobs where id = any($1) and owner_id = $2 \
+         and ($3::bigint is null or site_id = $3)";
+    let known: Vec<BatchJobId> =
+        sqlx::query_scalar(SQL).bind(&ids).bind(scope.owner).bind(scope.site).fetch_all(conn).await?;
     match ids.iter().find(|id| !known.contains(id)) {
         Some(unknown) => Err(ApiError::conflict(format!("BatchJob {unknown} does not exist, or is not yours"))),
         None => Ok(()),
@@ -266,16 +271,16 @@ async fn update_cold(
 /// The database's.
 pub async fn cancel_some(
     conn: &mut PgConnection,
-    owner: UserId,
+    scope: Scope,
     filter: &JobFilter,
     after: JobId,
 ) -> ApiResult<(Cancelled, Option<JobId>)> {
-    let ids = filter.ids_after(&mut *conn, owner, after, CANCEL_CHUNK).await?;
+    let ids = filter.ids_after(&mut *conn, scope, after, CANCEL_CHUNK).await?;
     let Some(last) = ids.last().copied() else {
         return Ok((Cancelled::default(), None));
     };
     let mut done = Cancelled::default();
-    let mut moves = Moves::lock(&mut *conn, Which::Owned(owner, &ids)).await?;
+    let mut moves = Moves::lock(&mut *conn, Which::Owned(scope, &ids)).await?;
     for (now, job) in moves.iter_mut() {
         match job.cancel(now) {
             Some(true) => done.cancelled += 1,

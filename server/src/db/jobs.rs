@@ -11,7 +11,10 @@ use copal_schemas::{
 };
 use sqlx::{FromRow, PgConnection, types::Json};
 
-use super::job_filter::{JobFilter, OrderBy};
+use super::{
+    job_filter::{JobFilter, OrderBy},
+    scope::Scope,
+};
 use crate::{
     error::{ApiError, ApiResult},
     extract::Paging,
@@ -127,14 +130,15 @@ pub async fn get_in_order(conn: &mut PgConnection, owner: UserId, ids: &[JobId])
 ///
 /// # Errors
 /// 404 when the user has no such Job.
-pub async fn get(conn: &mut PgConnection, owner: UserId, id: JobId) -> ApiResult<Job> {
+pub async fn get(conn: &mut PgConnection, scope: Scope, id: JobId) -> ApiResult<Job> {
     const SQL: &str = concat!(
         "select ",
         job_columns!(),
         " from jobs j join job_details d on d.job_id = j.id where j.id = $1 and j.owner_id = $2 \
-          and j.app_id <> all(array(select app_id from deleted_apps where owner_id = $2))"
+          and ($3::bigint is null or j.site_id = $3) and j.app_id <> all(array(select app_id from deleted_apps where owner_id = $2))"
     );
-    let row: Option<JobRow> = sqlx::query_as(SQL).bind(id).bind(owner).fetch_optional(conn).await?;
+    let row: Option<JobRow> =
+        sqlx::query_as(SQL).bind(id).bind(scope.owner).bind(scope.site).fetch_optional(conn).await?;
     row.map(Job::from).ok_or_else(|| ApiError::not_found(format!("Job {id}")))
 }
 
@@ -144,19 +148,17 @@ pub async fn get(conn: &mut PgConnection, owner: UserId, id: JobId) -> ApiResult
 /// The database's.
 pub async fn list(
     conn: &mut PgConnection,
-    owner: UserId,
+    scope: Scope,
     filter: &JobFilter,
-    (by, descending): (OrderBy, bool),
+    order: (OrderBy, bool),
     paging: Paging,
 ) -> ApiResult<Page<Job>> {
-    let count = filter.count(conn, owner).await?;
+    let count = filter.count(conn, scope).await?;
     if paging.limit == 0 || paging.offset >= count {
         return Ok(Page { count, results: Vec::new() });
     }
-    let mut sql = filter.ids_query(owner, by, descending);
-    sql.push(" limit ").push_bind(paging.limit).push(" offset ").push_bind(paging.offset);
-    let ids: Vec<JobId> = sql.build_query_scalar().fetch_all(&mut *conn).await?;
-    Ok(Page { count, results: get_in_order(conn, owner, &ids).await? })
+    let ids = filter.ids(&mut *conn, scope, order, paging).await?;
+    Ok(Page { count, results: get_in_order(conn, scope.owner, &ids).await? })
 }
 
 /// How many of a user's Jobs match, by state.
@@ -165,17 +167,17 @@ pub async fn list(
 /// The database's.
 pub async fn count_by_state(
     conn: &mut PgConnection,
-    owner: UserId,
+    scope: Scope,
     filter: &JobFilter,
 ) -> ApiResult<BTreeMap<JobState, i64>> {
-    Ok(filter.count_by_state(conn, owner).await?.into_iter().collect())
+    Ok(filter.count_by_state(conn, scope).await?.into_iter().collect())
 }
 
 /// The runs of a Job that ended, oldest first.
 ///
 /// # Errors
 /// 404 when the user has no such Job.
-pub async fn list_attempts(conn: &mut PgConnection, owner: UserId, id: JobId) -> ApiResult<Vec<Attempt>> {
+pub async fn list_attempts(conn: &mut PgConnection, scope: Scope, id: JobId) -> ApiResult<Vec<Attempt>> {
     #[derive(FromRow)]
     struct AttemptRow {
         number: i32,
@@ -190,7 +192,7 @@ pub async fn list_attempts(conn: &mut PgConnection, owner: UserId, id: JobId) ->
         nodes: Json<Vec<String>>,
         gpus: Json<Vec<String>>,
     }
-    get(&mut *conn, owner, id).await?;
+    get(&mut *conn, scope, id).await?;
     const SQL: &str = "select number, batch_job_id, state, return_code, started_at, ended_at, signal, \
          peak_memory_bytes, cpu_sec, nodes, gpus from job_attempts where job_id = $1 order by number, ended_at";
     let rows: Vec<AttemptRow> = sqlx::query_as(SQL).bind(id).fetch_all(conn).await?;

@@ -15,6 +15,7 @@ pub mod job_patch;
 pub mod jobs;
 pub(crate) mod logins;
 pub mod purge;
+pub mod scope;
 pub mod sessions;
 pub mod sites;
 pub mod tags;
@@ -66,6 +67,10 @@ pub fn connect_options(url: &SecretString) -> anyhow::Result<PgConnectOptions> {
         ("idle_in_transaction_session_timeout", "60s"),
         ("timezone", "UTC"),
         ("jit", "off"),
+        // Values decide about plans here: how common a tag is, how long a list of ids.
+        ("plan_cache_mode", "force_custom_plan"),
+        // Many short statements at once: workers for one of them only get into the others' way.
+        ("max_parallel_workers_per_gather", "0"),
     ]))
 }
 
@@ -131,8 +136,8 @@ pub async fn transact<T>(pool: &PgPool, work: impl AsyncFn(&mut PgConnection) ->
                     (Err(error), true)
                 }
             },
-            // A pooled connection that broke; nothing has happened yet.
-            Err(error @ sqlx::Error::Io(_)) => (Err(error.into()), false),
+            // Nothing has happened yet.
+            Err(error) if is_broken(&error) => (Err(error.into()), false),
             Err(error) => return Err(error.into()),
         };
         match outcome {
@@ -143,6 +148,15 @@ pub async fn transact<T>(pool: &PgPool, work: impl AsyncFn(&mut PgConnection) ->
             }
             outcome => return outcome,
         }
+    }
+}
+
+/// Whether a pooled connection broke while it was idle, or Postgres said good-bye on it.
+fn is_broken(error: &sqlx::Error) -> bool {
+    match error {
+        sqlx::Error::Io(_) => true,
+        sqlx::Error::Database(database) => matches!(database.code().as_deref(), Some("57P01" | "57P02")),
+        _ => false,
     }
 }
 

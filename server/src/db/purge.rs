@@ -5,8 +5,9 @@ use sqlx::{FromRow, PgConnection};
 
 use super::{
     dependencies,
-    events::Log,
+    events::{Log, Place},
     job_filter::JobFilter,
+    scope::Scope,
     tags,
     transition::{Moves, Which},
 };
@@ -20,6 +21,7 @@ struct Doomed {
     id: JobId,
     owner_id: UserId,
     site_id: SiteId,
+    app_id: AppId,
     state: JobState,
     has_children: bool,
 }
@@ -28,9 +30,9 @@ struct Doomed {
 ///
 /// # Errors
 /// 404 when the user has no such Job.
-pub async fn delete_one(conn: &mut PgConnection, owner: UserId, id: JobId) -> ApiResult<()> {
+pub async fn delete_one(conn: &mut PgConnection, scope: Scope, id: JobId) -> ApiResult<()> {
     let filter = JobFilter { ids: vec![id], ..JobFilter::default() };
-    if filter.count(&mut *conn, owner).await? == 0 {
+    if filter.count(&mut *conn, scope).await? == 0 {
         return Err(ApiError::not_found(format!("Job {id}")));
     }
     delete(conn, &[id]).await
@@ -43,11 +45,11 @@ pub async fn delete_one(conn: &mut PgConnection, owner: UserId, id: JobId) -> Ap
 /// The database's.
 pub async fn delete_some(
     conn: &mut PgConnection,
-    owner: UserId,
+    scope: Scope,
     filter: &JobFilter,
     after: JobId,
 ) -> ApiResult<Option<JobId>> {
-    let ids = filter.ids_after(&mut *conn, owner, after, CHUNK).await?;
+    let ids = filter.ids_after(&mut *conn, scope, after, CHUNK).await?;
     delete(conn, &ids).await?;
     Ok(ids.last().copied())
 }
@@ -61,7 +63,7 @@ pub async fn remove_orphans(conn: &mut PgConnection) -> ApiResult<bool> {
     let Some(app) = sqlx::query_scalar::<_, AppId>(APP).fetch_optional(&mut *conn).await? else {
         return Ok(false);
     };
-    const JOBS: &str = "select j.id, j.owner_id, j.site_id, j.state, j.has_children from jobs j \
+    const JOBS: &str = "select j.id, j.owner_id, j.site_id, j.app_id, j.state, j.has_children from jobs j \
          where j.id in (select job_id from job_details where app_id = $1 order by job_id limit $2) \
          order by j.id for update of j";
     let doomed: Vec<Doomed> = sqlx::query_as(JOBS).bind(app).bind(CHUNK).fetch_all(&mut *conn).await?;
@@ -74,7 +76,7 @@ pub async fn remove_orphans(conn: &mut PgConnection) -> ApiResult<bool> {
 }
 
 async fn delete(conn: &mut PgConnection, ids: &[JobId]) -> ApiResult<()> {
-    const JOBS: &str = "select id, owner_id, site_id, state, has_children from jobs \
+    const JOBS: &str = "select id, owner_id, site_id, app_id, state, has_children from jobs \
          where id = any($1) and session_id is null order by id for update";
     let doomed: Vec<Doomed> = sqlx::query_as(JOBS).bind(ids).fetch_all(&mut *conn).await?;
     remove(conn, doomed).await
@@ -89,15 +91,15 @@ async fn remove(conn: &mut PgConnection, doomed: Vec<Doomed>) -> ApiResult<()> {
     let ids: Vec<JobId> = doomed.iter().map(|job| job.id).collect();
     let mut log = Log::default();
     for job in &doomed {
-        log.deleted(job.owner_id, job.site_id, job.state);
+        log.deleted(Place { owner: job.owner_id, site: job.site_id, app: job.app_id }, job.state);
     }
     if let Some(owner) = doomed.first().map(|job| job.owner_id) {
         // All Jobs of one call have one owner.
         tags::delete(&mut *conn, owner, &ids).await?;
     }
-    const EVENTS: &str = "with gone as (delete from events where job_id = any($1) returning owner_id, site_id, to_state) \
-         insert into job_tallies (owner_id, site_id, state, jobs, events) \
-         select owner_id, site_id, to_state, 0, -count(*) from gone group by owner_id, site_id, to_state";
+    const EVENTS: &str = "with gone as (delete from events where job_id = any($1) returning owner_id, site_id, app_id, to_state) \
+         insert into job_tallies (owner_id, site_id, app_id, state, jobs, events) \
+         select owner_id, site_id, app_id, to_state, 0, -count(*) from gone group by 1, 2, 3, 4";
     sqlx::query(EVENTS).bind(&ids).execute(&mut *conn).await?;
     for sql in [
         "delete from job_attempts where job_id = any($1)",
@@ -130,9 +132,9 @@ pub async fn fold_tallies(conn: &mut PgConnection) -> ApiResult<()> {
     if !sqlx::query_scalar::<_, bool>(LOCK).fetch_one(&mut *conn).await? {
         return Ok(());
     }
-    const SQL: &str = "with gone as (delete from job_tallies returning owner_id, site_id, state, jobs, events) \
-         insert into job_tallies (owner_id, site_id, state, jobs, events) \
-         select owner_id, site_id, state, sum(jobs), sum(events) from gone group by owner_id, site_id, state \
+    const SQL: &str = "with gone as (delete from job_tallies returning owner_id, site_id, app_id, state, jobs, events) \
+         insert into job_tallies (owner_id, site_id, app_id, state, jobs, events) \
+         select owner_id, site_id, app_id, state, sum(jobs), sum(events) from gone group by 1, 2, 3, 4 \
          having sum(jobs) <> 0 or sum(events) <> 0";
     sqlx::query(SQL).execute(conn).await?;
     Ok(())

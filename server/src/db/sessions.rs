@@ -6,12 +6,15 @@
 use std::time::Duration;
 
 use copal_schemas::{
-    BatchJobId, JobId, SessionId, SiteId, Timestamp, UserId,
+    BatchJobId, JobId, SessionId, SiteId, Timestamp,
     session::{Session, SessionCreate, Signals},
 };
 use sqlx::{FromRow, PgConnection};
 
-use super::transition::{Moves, Which};
+use super::{
+    scope::Scope,
+    transition::{Moves, Which},
+};
 use crate::error::{ApiError, ApiResult};
 
 /// Sessions ended by one sweep's transaction; those that are left have their turn at once.
@@ -47,13 +50,21 @@ pub struct Holder {
 ///
 /// # Errors
 /// 400 when the Site is not the user's or the BatchJob is not of that Site.
-pub async fn create(conn: &mut PgConnection, owner: UserId, new: &SessionCreate) -> ApiResult<Session> {
+pub async fn create(conn: &mut PgConnection, scope: Scope, new: &SessionCreate) -> ApiResult<Session> {
     // The row lock keeps the Site (and so the Session's cascade) from vanishing meanwhile.
-    const SITE: &str = "select id from sites where id = $1 and owner_id = $2 for key share";
-    let site: Option<SiteId> =
-        sqlx::query_scalar(SITE).bind(new.site_id).bind(owner).fetch_optional(&mut *conn).await?;
+    const SITE: &str =
+        "select id from sites where id = $1 and owner_id = $2 and ($3::bigint is null or id = $3) for key share";
+    let site: Option<SiteId> = sqlx::query_scalar(SITE)
+        .bind(new.site_id)
+        .bind(scope.owner)
+        .bind(scope.site)
+        .fetch_optional(&mut *conn)
+        .await?;
     if site.is_none() {
         return Err(ApiError::conflict(format!("Site {} does not exist, or is not yours", new.site_id)));
+    }
+    if scope.batch_job.is_some() && scope.batch_job != new.batch_job_id {
+        return Err(ApiError::forbidden("the token is that of a launcher; name its BatchJob"));
     }
     if let Some(batch_job) = new.batch_job_id {
         const BATCH_JOB: &str = "select id from batch_jobs where id = $1 and site_id = $2 for key share";
@@ -66,7 +77,7 @@ pub async fn create(conn: &mut PgConnection, owner: UserId, new: &SessionCreate)
     const SQL: &str = "insert into sessions (owner_id, site_id, batch_job_id) values ($1, $2, $3) \
          returning id, site_id, batch_job_id, heartbeat";
     let row: SessionRow =
-        sqlx::query_as(SQL).bind(owner).bind(new.site_id).bind(new.batch_job_id).fetch_one(conn).await?;
+        sqlx::query_as(SQL).bind(scope.owner).bind(new.site_id).bind(new.batch_job_id).fetch_one(conn).await?;
     Ok(row.into())
 }
 
@@ -74,10 +85,12 @@ pub async fn create(conn: &mut PgConnection, owner: UserId, new: &SessionCreate)
 ///
 /// # Errors
 /// The database's.
-pub async fn list(conn: &mut PgConnection, owner: UserId, ids: &[SessionId]) -> ApiResult<Vec<Session>> {
+pub async fn list(conn: &mut PgConnection, scope: Scope, ids: &[SessionId]) -> ApiResult<Vec<Session>> {
     const SQL: &str = "select id, site_id, batch_job_id, heartbeat from sessions \
-         where owner_id = $1 and ($2 = '{}' or id = any($2)) order by id";
-    let rows: Vec<SessionRow> = sqlx::query_as(SQL).bind(owner).bind(ids).fetch_all(conn).await?;
+         where owner_id = $1 and ($2::bigint[] = '{}' or id = any($2)) \
+         and ($3::bigint is null or site_id = $3) and ($4::bigint is null or batch_job_id = $4) order by id";
+    let rows: Vec<SessionRow> =
+        sqlx::query_as(SQL).bind(scope.owner).bind(ids).bind(scope.site).bind(scope.batch_job).fetch_all(conn).await?;
     Ok(rows.into_iter().map(Session::from).collect())
 }
 
@@ -85,10 +98,17 @@ pub async fn list(conn: &mut PgConnection, owner: UserId, ids: &[SessionId]) -> 
 ///
 /// # Errors
 /// `session_ended` when the user has no such Session (any more).
-pub async fn beat(conn: &mut PgConnection, owner: UserId, id: SessionId) -> ApiResult<Holder> {
+pub async fn beat(conn: &mut PgConnection, scope: Scope, id: SessionId) -> ApiResult<Holder> {
     const SQL: &str = "update sessions set heartbeat = clock_timestamp(), alive_at = clock_timestamp() \
-         where id = $1 and owner_id = $2 returning id, site_id, batch_job_id";
-    let holder: Option<Holder> = sqlx::query_as(SQL).bind(id).bind(owner).fetch_optional(conn).await?;
+         where id = $1 and owner_id = $2 and ($3::bigint is null or site_id = $3) and ($4::bigint is null or batch_job_id = $4) \
+         returning id, site_id, batch_job_id";
+    let holder: Option<Holder> = sqlx::query_as(SQL)
+        .bind(id)
+        .bind(scope.owner)
+        .bind(scope.site)
+        .bind(scope.batch_job)
+        .fetch_optional(conn)
+        .await?;
     holder.ok_or_else(|| ApiError::session_ended(id))
 }
 
@@ -108,9 +128,15 @@ pub async fn signals(conn: &mut PgConnection, holder: Holder) -> ApiResult<Signa
 ///
 /// # Errors
 /// `session_ended` when the user has no such Session (any more).
-pub async fn delete(conn: &mut PgConnection, owner: UserId, id: SessionId) -> ApiResult<()> {
-    const LOCK: &str = "select id from sessions where id = $1 and owner_id = $2 for update";
-    let found: Option<SessionId> = sqlx::query_scalar(LOCK).bind(id).bind(owner).fetch_optional(&mut *conn).await?;
+pub async fn delete(conn: &mut PgConnection, scope: Scope, id: SessionId) -> ApiResult<()> {
+    const LOCK: &str = "select id from sessions where id = $1 and owner_id = $2 and ($3::bigint is null or site_id = $3) and ($4::bigint is null or batch_job_id = $4) for update";
+    let found: Option<SessionId> = sqlx::query_scalar(LOCK)
+        .bind(id)
+        .bind(scope.owner)
+        .bind(scope.site)
+        .bind(scope.batch_job)
+        .fetch_optional(&mut *conn)
+        .await?;
     if found.is_none() {
         return Err(ApiError::session_ended(id));
     }

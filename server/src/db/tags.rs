@@ -1,5 +1,5 @@
-//! Tags: which Jobs have which. `jobs.tags` is what is shown and compared, `job_tags` finds Jobs
-//! by a tag without an index on the row that state changes rewrite.
+//! Tags: which Jobs have which. `jobs.tags` is what is shown, `job_tags` finds Jobs by a tag
+//! without an index on the row that state changes rewrite.
 
 use copal_schemas::{JobId, StringMap, UserId};
 use sha2::{Digest as _, Sha256};
@@ -7,7 +7,9 @@ use sqlx::{PgConnection, Postgres, QueryBuilder, types::Json};
 
 use crate::error::ApiResult;
 
-/// The number under which a tag is found. Two tags may share one, so readers compare `jobs.tags` too.
+/// The number under which a tag is found: 64 bits of a hash that nobody can steer. Numbers are only
+/// compared among the tags of one user, where even a million of them share one with a chance of
+/// one in thirty million; so readers take the number for the tag.
 #[must_use]
 pub fn number(key: &str, value: &str) -> i64 {
     let mut hash = Sha256::new();
@@ -87,7 +89,7 @@ pub async fn delete(conn: &mut PgConnection, owner: UserId, ids: &[JobId]) -> Ap
     Ok(())
 }
 
-/// Conditions that the Job in `column` has all of these tags, but for two tags that share a number.
+/// Conditions that the Job whose id is in `column` has all of these tags.
 pub fn push_have(sql: &mut QueryBuilder<Postgres>, column: &str, owner: UserId, tags: &StringMap) {
     for (key, value) in tags {
         sql.push(" and ").push(column).push(" in (select job_id from job_tags where owner_id = ").push_bind(owner);

@@ -3,13 +3,14 @@
 use std::collections::HashSet;
 
 use copal_schemas::{
-    JobId, JobState, JsonObject, SiteId, StringMap, TransferId, UserId,
+    JobId, JobState, JsonObject, SiteId, StringMap, TransferId,
     page::Page,
     transfer::{Direction, TransferItem, TransferPatch, TransferPatchItem, TransferState},
 };
 use sqlx::{FromRow, PgConnection, Postgres, QueryBuilder, types::Json};
 
 use super::{
+    scope::Scope,
     tags,
     transition::{Moves, Which},
 };
@@ -77,10 +78,10 @@ pub struct TransferFilter {
 }
 
 impl TransferFilter {
-    fn push_from(&self, sql: &mut QueryBuilder<Postgres>, owner: UserId) {
-        sql.push(" from transfers t where t.owner_id = ").push_bind(owner);
-        // Those of deleted Sites and Apps are being removed behind.
-        sql.push(" and t.site_id = any(array(select id from sites where owner_id = ").push_bind(owner).push("))");
+    fn push_from(&self, sql: &mut QueryBuilder<Postgres>, scope: Scope) {
+        sql.push(" from transfers t where ");
+        scope.push(sql, "t");
+        scope.push_visible(sql, "t");
         if !self.ids.is_empty() {
             sql.push(" and t.id = any(").push_bind(self.ids.clone()).push(")");
         }
@@ -103,11 +104,7 @@ impl TransferFilter {
         if let Some(state) = self.job_state {
             sql.push(" and exists (select from jobs j where j.id = t.job_id and j.state = ").push_bind(state).push(")");
         }
-        if !self.tags.is_empty() {
-            sql.push(" and exists (select from jobs j where j.id = t.job_id and j.tags @> ");
-            sql.push_bind(Json(self.tags.clone())).push(")");
-            tags::push_have(sql, "t.job_id", owner, &self.tags);
-        }
+        tags::push_have(sql, "t.job_id", scope.owner, &self.tags);
     }
 }
 
@@ -117,32 +114,34 @@ impl TransferFilter {
 /// The database's.
 pub async fn list(
     conn: &mut PgConnection,
-    owner: UserId,
+    scope: Scope,
     filter: &TransferFilter,
     paging: Paging,
 ) -> ApiResult<Page<TransferItem>> {
     let mut sql = QueryBuilder::new("select count(*)");
-    filter.push_from(&mut sql, owner);
+    filter.push_from(&mut sql, scope);
     let count: i64 = sql.build_query_scalar().fetch_one(&mut *conn).await?;
     if paging.limit == 0 || paging.offset >= count {
         return Ok(Page { count, results: Vec::new() });
     }
     let mut sql = QueryBuilder::new(concat!("select ", transfer_columns!()));
-    filter.push_from(&mut sql, owner);
+    filter.push_from(&mut sql, scope);
     sql.push(" order by t.id limit ").push_bind(paging.limit).push(" offset ").push_bind(paging.offset);
     let rows: Vec<TransferRow> = sql.build_query_as().fetch_all(conn).await?;
     Ok(Page { count, results: rows.into_iter().map(TransferItem::from).collect() })
 }
 
 /// Transfers of a user in the order of `ids`; those that do not exist are left out.
-async fn get_in_order(conn: &mut PgConnection, owner: UserId, ids: &[TransferId]) -> ApiResult<Vec<TransferItem>> {
+async fn get_in_order(conn: &mut PgConnection, scope: Scope, ids: &[TransferId]) -> ApiResult<Vec<TransferItem>> {
     const SQL: &str = concat!(
         "select ",
         transfer_columns!(),
         " from unnest($1::bigint[]) with ordinality as u(id, place) join transfers t on t.id = u.id \
-          where t.owner_id = $2 and t.site_id = any(array(select id from sites where owner_id = $2)) order by u.place"
+          where t.owner_id = $2 and ($3::bigint is null or t.site_id = $3) \
+          and t.app_id <> all(array(select app_id from deleted_apps where owner_id = $2)) order by u.place"
     );
-    let rows: Vec<TransferRow> = sqlx::query_as(SQL).bind(ids).bind(owner).fetch_all(conn).await?;
+    let rows: Vec<TransferRow> =
+        sqlx::query_as(SQL).bind(ids).bind(scope.owner).bind(scope.site).fetch_all(conn).await?;
     Ok(rows.into_iter().map(TransferItem::from).collect())
 }
 
@@ -150,8 +149,8 @@ async fn get_in_order(conn: &mut PgConnection, owner: UserId, ids: &[TransferId]
 ///
 /// # Errors
 /// 404 when the user has no such transfer.
-pub async fn get(conn: &mut PgConnection, owner: UserId, id: TransferId) -> ApiResult<TransferItem> {
-    let found = get_in_order(conn, owner, &[id]).await?.pop();
+pub async fn get(conn: &mut PgConnection, scope: Scope, id: TransferId) -> ApiResult<TransferItem> {
+    let found = get_in_order(conn, scope, &[id]).await?.pop();
     found.ok_or_else(|| ApiError::not_found(format!("transfer {id}")))
 }
 
@@ -161,12 +160,12 @@ pub async fn get(conn: &mut PgConnection, owner: UserId, id: TransferId) -> ApiR
 /// 404 when the user has no such transfer.
 pub async fn update_one(
     conn: &mut PgConnection,
-    owner: UserId,
+    scope: Scope,
     id: TransferId,
     patch: TransferPatch,
 ) -> ApiResult<TransferItem> {
-    get(&mut *conn, owner, id).await?;
-    let updated = update_many(conn, owner, vec![TransferPatchItem { id, patch }]).await?.pop();
+    get(&mut *conn, scope, id).await?;
+    let updated = update_many(conn, scope, vec![TransferPatchItem { id, patch }]).await?.pop();
     updated.ok_or_else(|| ApiError::not_found(format!("transfer {id}")))
 }
 
@@ -176,7 +175,7 @@ pub async fn update_one(
 /// 400 for unknown or doubled ids.
 pub async fn update_many(
     conn: &mut PgConnection,
-    owner: UserId,
+    scope: Scope,
     items: Vec<TransferPatchItem>,
 ) -> ApiResult<Vec<TransferItem>> {
     if items.is_empty() {
@@ -191,30 +190,32 @@ pub async fn update_many(
     // time sees the other one.
     const JOBS: &str = "select id from jobs where owner_id = $2 \
          and id in (select job_id from transfers where id = any($1) and owner_id = $2) order by id for no key update";
-    let jobs: Vec<JobId> = sqlx::query_scalar(JOBS).bind(&ids).bind(owner).fetch_all(&mut *conn).await?;
+    let jobs: Vec<JobId> = sqlx::query_scalar(JOBS).bind(&ids).bind(scope.owner).fetch_all(&mut *conn).await?;
     const SQL: &str = "update transfers t set state = coalesce((u.p->>'state')::transfer_state, t.state), \
          task_id = coalesce(u.p->>'task_id', t.task_id), \
          transfer_info = coalesce(u.p->'transfer_info', t.transfer_info) \
          from unnest($1::bigint[], $2::jsonb[]) as u(id, p) \
-         where t.id = u.id and t.owner_id = $3 and t.site_id = any(array(select id from sites where owner_id = $3))";
+         where t.id = u.id and t.owner_id = $3 and ($4::bigint is null or t.site_id = $4) \
+         and t.app_id <> all(array(select app_id from deleted_apps where owner_id = $3))";
     let updated = sqlx::query(SQL)
         .bind(&ids)
         .bind(items.iter().map(|item| Json(&item.patch)).collect::<Vec<_>>())
-        .bind(owner)
+        .bind(scope.owner)
+        .bind(scope.site)
         .execute(&mut *conn)
         .await?;
     if updated.rows_affected() < ids.len() as u64 {
-        let known = get_in_order(&mut *conn, owner, &ids).await?;
+        let known = get_in_order(&mut *conn, scope, &ids).await?;
         let unknown = ids.iter().find(|id| !known.iter().any(|transfer| transfer.id == **id));
         let unknown = unknown.map_or_else(String::new, TransferId::to_string);
         return Err(ApiError::conflict(format!(
             "transfer {unknown} does not exist, or is not yours; nothing was changed"
         )));
     }
-    let mut moves = Moves::lock(&mut *conn, Which::Owned(owner, &jobs)).await?;
+    let mut moves = Moves::lock(&mut *conn, Which::Owned(scope, &jobs)).await?;
     for (now, job) in moves.iter_mut() {
         job.follow_transfers(now);
     }
     moves.apply(&mut *conn).await?;
-    get_in_order(conn, owner, &ids).await
+    get_in_order(conn, scope, &ids).await
 }

@@ -22,7 +22,8 @@ use sqlx::{FromRow, PgConnection, types::Json};
 
 use super::{
     dependencies::{self, Ended},
-    events::{self, NewEvent},
+    events::{self, NewEvent, Place},
+    scope::Scope,
 };
 use crate::error::ApiResult;
 
@@ -42,8 +43,8 @@ pub struct Ask {
 /// Which Jobs a bulk is about.
 #[derive(Clone, Copy, Debug)]
 pub enum Which<'a> {
-    /// These, if they are this user's.
-    Owned(UserId, &'a [JobId]),
+    /// These, as far as they are within the scope.
+    Owned(Scope, &'a [JobId]),
     /// These, whoever owns them: the service acts.
     Any(&'a [JobId]),
     /// Those that these Sessions hold.
@@ -152,8 +153,8 @@ pub struct Moving {
     dependencies: dependencies::Status,
     stage_in_open: bool,
     stage_out_open: bool,
-    /// As it was when it was locked.
-    was: (JobState, Option<SessionId>),
+    /// Its state when it was locked.
+    was: JobState,
     last_at: Option<Timestamp>,
     attempts: Vec<NewAttempt>,
     events: Vec<NewEvent>,
@@ -174,15 +175,15 @@ impl Moves {
     /// The database's.
     pub async fn lock(conn: &mut PgConnection, which: Which<'_>) -> ApiResult<Self> {
         let rows: Vec<Row> = match which {
-            Which::Owned(owner, ids) => {
+            Which::Owned(scope, ids) => {
                 const SQL: &str = concat!(
                     "select ",
                     row_columns!(),
-                    " from jobs where id = any($1) and owner_id = $2 \
+                    " from jobs where id = any($1) and owner_id = $2 and ($3::bigint is null or site_id = $3) \
                       and app_id <> all(array(select app_id from deleted_apps where owner_id = $2)) \
                       order by id for no key update"
                 );
-                sqlx::query_as(SQL).bind(ids).bind(owner).fetch_all(&mut *conn).await?
+                sqlx::query_as(SQL).bind(ids).bind(scope.owner).bind(scope.site).fetch_all(&mut *conn).await?
             }
             Which::Any(ids) => {
                 const SQL: &str =
@@ -220,7 +221,7 @@ impl Moves {
                     dependencies: statuses.get(&row.id).copied().unwrap_or_default(),
                     stage_in_open,
                     stage_out_open,
-                    was: (row.state, row.session_id),
+                    was: row.state,
                     last_at: None,
                     attempts: Vec::new(),
                     events: Vec::new(),
@@ -290,17 +291,19 @@ impl Moves {
         let ended = touched.iter().filter(|job| job.row.has_children).filter_map(|job| job.ended()).collect();
         let mut log = events::Log::default();
         for job in &touched {
-            log.moved(job.row.owner_id, job.row.site_id, job.was, (job.row.state, job.row.session_id));
+            let Row { owner_id: owner, site_id: site, app_id: app, .. } = job.row;
+            log.moved(Place { owner, site, app }, job.was, job.row.state, job.row.session_id);
             if job.row.cancel_requested {
                 log.signal(job.row.owner_id, job.row.site_id);
             }
         }
         for job in self.jobs {
-            let Row { id, owner_id, site_id, batch_job_id, .. } = job.row;
+            let Row { id, owner_id, site_id, app_id, batch_job_id, .. } = job.row;
             log.events.extend(job.events.into_iter().map(|event| events::LoggedEvent {
                 job_id: id,
                 owner_id,
                 site_id,
+                app_id,
                 batch_job_id,
                 event,
             }));
@@ -499,7 +502,7 @@ impl Moving {
     /// What its children must know, if the Job came to an end or left one.
     fn ended(&self) -> Option<Ended> {
         let end = |state: JobState| state.is_terminal().then_some(state);
-        match (end(self.was.0), end(self.row.state)) {
+        match (end(self.was), end(self.row.state)) {
             (before, after) if before == after => None,
             (_, Some(end)) => Some(Ended { parent: self.row.id, finished: Some(end == JobState::JobFinished) }),
             (_, None) => Some(Ended { parent: self.row.id, finished: None }),

@@ -4,13 +4,14 @@
 use std::collections::BTreeMap;
 
 use copal_schemas::{
-    JobId, JobState, SessionId, UserId,
+    JobId, JobState, SessionId,
     job_state::{self, Actor},
     session::{JobUpdate, Rejected, Rejection, Updates, UpdatesAnswer},
 };
 use sqlx::{PgConnection, types::Json};
 
 use super::{
+    scope::Scope,
     sessions,
     transition::{Ask, Moves, Moving, Which},
 };
@@ -22,12 +23,12 @@ use crate::error::ApiResult;
 /// `session_ended` when the Session is gone: nothing of the report counts.
 pub async fn report(
     conn: &mut PgConnection,
-    owner: UserId,
+    scope: Scope,
     session: SessionId,
     report: Updates,
 ) -> ApiResult<UpdatesAnswer> {
     // Locks the Session, so that a repeated report waits for the first one's answer.
-    sessions::beat(&mut *conn, owner, session).await?;
+    sessions::beat(&mut *conn, scope, session).await?;
     const KNOWN: &str = "select answer from update_batches where session_id = $1 and batch_key = $2";
     let known: Option<Json<UpdatesAnswer>> =
         sqlx::query_scalar(KNOWN).bind(session).bind(report.batch_key).fetch_optional(&mut *conn).await?;
@@ -37,7 +38,7 @@ pub async fn report(
     let mut ids: Vec<JobId> = report.updates.iter().map(|update| update.job_id).collect();
     ids.sort_unstable();
     ids.dedup();
-    let mut moves = Moves::lock(&mut *conn, Which::Owned(owner, &ids)).await?;
+    let mut moves = Moves::lock(&mut *conn, Which::Owned(scope, &ids)).await?;
     let mut answer = UpdatesAnswer::default();
     let mut data = BTreeMap::new();
     for (index, update) in report.updates.into_iter().enumerate() {

@@ -86,6 +86,8 @@ pub enum Message {
 /// Which changes a stream is about; everything empty means all of the user's.
 #[derive(Clone, Debug, Default)]
 pub struct StreamFilter {
+    /// The only Site of a credential that is bound to one.
+    pub only_site: Option<SiteId>,
     /// At these Sites.
     pub site_ids: Vec<SiteId>,
     /// Of Jobs with all of these tags; others are not filtered by it.
@@ -107,6 +109,7 @@ impl StreamFilter {
     ) -> ApiResult<Vec<&'a Entry>> {
         let mut picked: Vec<&Entry> = entries
             .filter(|entry| entry.owner == owner)
+            .filter(|entry| self.only_site.is_none_or(|site| site == entry.site))
             .filter(|entry| self.site_ids.is_empty() || self.site_ids.contains(&entry.site))
             .filter(|entry| self.sources.is_empty() || self.sources.contains(&entry.source))
             .collect();

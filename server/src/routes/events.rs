@@ -49,7 +49,7 @@ pub(super) async fn list_events(
     };
     let page = query.paging()?;
     let mut connection = shared.pool.acquire().await?;
-    let events = db::events::list(&mut connection, user.id, &filter, oldest_first, page).await?;
+    let events = db::events::list(&mut connection, (&user).into(), &filter, oldest_first, page).await?;
     drop(connection);
     Ok(HttpResponse::Ok().json(events))
 }

@@ -76,7 +76,7 @@ pub(super) async fn list_jobs(
 ) -> ApiResult<HttpResponse> {
     let (filter, order, page) = (filter(&query)?, ordering(&query)?, query.paging()?);
     let mut connection = shared.pool.acquire().await?;
-    let jobs = db::jobs::list(&mut connection, user.id, &filter, order, page).await?;
+    let jobs = db::jobs::list(&mut connection, (&user).into(), &filter, order, page).await?;
     drop(connection);
     Ok(HttpResponse::Ok().json(jobs))
 }
@@ -93,7 +93,7 @@ pub(super) async fn count_jobs_by_state(
 ) -> ApiResult<HttpResponse> {
     let filter = filter(&query)?;
     let mut connection = shared.pool.acquire().await?;
-    Ok(HttpResponse::Ok().json(db::jobs::count_by_state(&mut connection, user.id, &filter).await?))
+    Ok(HttpResponse::Ok().json(db::jobs::count_by_state(&mut connection, (&user).into(), &filter).await?))
 }
 
 /// Creates up to 5000 Jobs, all or none. The answer has them in the order of the body.
@@ -127,7 +127,8 @@ pub(super) async fn create_jobs(
     };
     let Some(key) = key else {
         let created =
-            db::transact(&shared.pool, async |tx| db::job_create::create(tx, user.id, jobs.clone()).await).await?;
+            db::transact(&shared.pool, async |tx| db::job_create::create(tx, (&user).into(), jobs.clone()).await)
+                .await?;
         return Ok(HttpResponse::Created().json(created));
     };
     let canonical = serde_json::to_vec(&jobs).map_err(ApiError::internal)?;
@@ -136,7 +137,7 @@ pub(super) async fn create_jobs(
         if let Some(known) = db::idempotency::begin(tx, user.id, key, &hash).await? {
             return Ok((known.status, known.body));
         }
-        let created = db::job_create::create(tx, user.id, jobs.clone()).await?;
+        let created = db::job_create::create(tx, (&user).into(), jobs.clone()).await?;
         let body = serde_json::to_vec(&created).map_err(ApiError::internal)?;
         db::idempotency::finish(tx, user.id, key, 201, &body).await?;
         Ok((201, body))
@@ -162,7 +163,8 @@ pub(super) async fn update_jobs(
     }
     let items: Vec<JobPatchItem> = body.0.into_iter().map(|(id, patch)| JobPatchItem { id, patch }).collect();
     let updated =
-        db::transact(&shared.pool, async |tx| db::job_patch::update_many(tx, user.id, items.clone()).await).await?;
+        db::transact(&shared.pool, async |tx| db::job_patch::update_many(tx, (&user).into(), items.clone()).await)
+            .await?;
     Ok(HttpResponse::Ok().json(updated))
 }
 
@@ -180,7 +182,7 @@ pub(super) async fn update_matching_jobs(
 ) -> ApiResult<HttpResponse> {
     let filter = filter(&query)?;
     let updated = db::transact(&shared.pool, async |tx| {
-        db::job_patch::update_matching(tx, user.id, &filter, body.0.clone()).await
+        db::job_patch::update_matching(tx, (&user).into(), &filter, body.0.clone()).await
     })
     .await?;
     Ok(HttpResponse::Ok().json(updated))
@@ -199,7 +201,7 @@ pub(super) async fn delete_matching_jobs(
     let filter = filter(&query)?;
     let mut after = JobId(0);
     while let Some(last) =
-        db::transact(&shared.pool, async |tx| db::purge::delete_some(tx, user.id, &filter, after).await).await?
+        db::transact(&shared.pool, async |tx| db::purge::delete_some(tx, (&user).into(), &filter, after).await).await?
     {
         after = last;
     }
@@ -222,7 +224,7 @@ pub(super) async fn cancel_jobs(
     let mut after = JobId(0);
     loop {
         let (done, last) =
-            db::transact(&shared.pool, async |tx| db::job_patch::cancel_some(tx, user.id, &filter, after).await)
+            db::transact(&shared.pool, async |tx| db::job_patch::cancel_some(tx, (&user).into(), &filter, after).await)
                 .await?;
         sum.cancelled += done.cancelled;
         sum.stopping += done.stopping;
@@ -245,7 +247,7 @@ pub(super) async fn get_job(
     id: PathId<JobId>,
 ) -> ApiResult<HttpResponse> {
     let mut connection = shared.pool.acquire().await?;
-    Ok(HttpResponse::Ok().json(db::jobs::get(&mut connection, user.id, id.0).await?))
+    Ok(HttpResponse::Ok().json(db::jobs::get(&mut connection, (&user).into(), id.0).await?))
 }
 
 /// Shows the runs of a Job that ended, oldest first.
@@ -260,7 +262,7 @@ pub(super) async fn list_attempts(
     id: PathId<JobId>,
 ) -> ApiResult<HttpResponse> {
     let mut connection = shared.pool.acquire().await?;
-    Ok(HttpResponse::Ok().json(db::jobs::list_attempts(&mut connection, user.id, id.0).await?))
+    Ok(HttpResponse::Ok().json(db::jobs::list_attempts(&mut connection, (&user).into(), id.0).await?))
 }
 
 /// Changes the fields of a Job that the body has.
@@ -275,9 +277,10 @@ pub(super) async fn update_job(
     id: PathId<JobId>,
     body: ValidJson<JobPatch>,
 ) -> ApiResult<HttpResponse> {
-    let updated =
-        db::transact(&shared.pool, async |tx| db::job_patch::update_one(tx, user.id, id.0, body.0.clone()).await)
-            .await?;
+    let updated = db::transact(&shared.pool, async |tx| {
+        db::job_patch::update_one(tx, (&user).into(), id.0, body.0.clone()).await
+    })
+    .await?;
     Ok(HttpResponse::Ok().json(updated))
 }
 
@@ -292,6 +295,6 @@ pub(super) async fn delete_job(
     user: CurrentUser,
     id: PathId<JobId>,
 ) -> ApiResult<HttpResponse> {
-    db::transact(&shared.pool, async |tx| db::purge::delete_one(tx, user.id, id.0).await).await?;
+    db::transact(&shared.pool, async |tx| db::purge::delete_one(tx, (&user).into(), id.0).await).await?;
     Ok(HttpResponse::NoContent().finish())
 }

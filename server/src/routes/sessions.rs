@@ -37,7 +37,7 @@ pub(super) async fn list_sessions(
 ) -> ApiResult<HttpResponse> {
     let ids = query.ids("id")?;
     let mut connection = shared.pool.acquire().await?;
-    let results = db::sessions::list(&mut connection, user.id, &ids).await?;
+    let results = db::sessions::list(&mut connection, (&user).into(), &ids).await?;
     Ok(HttpResponse::Ok().json(Page { count: i64::try_from(results.len()).unwrap_or(i64::MAX), results }))
 }
 
@@ -52,7 +52,8 @@ pub(super) async fn create_session(
     user: CurrentUser,
     body: ValidJson<SessionCreate>,
 ) -> ApiResult<HttpResponse> {
-    let session = db::transact(&shared.pool, async |tx| db::sessions::create(tx, user.id, &body.0).await).await?;
+    let session =
+        db::transact(&shared.pool, async |tx| db::sessions::create(tx, (&user).into(), &body.0).await).await?;
     Ok(HttpResponse::Created().json(session))
 }
 
@@ -68,7 +69,7 @@ pub(super) async fn tick_session(
     id: PathId<SessionId>,
 ) -> ApiResult<HttpResponse> {
     let mut connection = shared.pool.acquire().await?;
-    db::sessions::beat(&mut connection, user.id, id.0).await?;
+    db::sessions::beat(&mut connection, (&user).into(), id.0).await?;
     Ok(HttpResponse::Ok().json(()))
 }
 
@@ -83,7 +84,7 @@ pub(super) async fn delete_session(
     user: CurrentUser,
     id: PathId<SessionId>,
 ) -> ApiResult<HttpResponse> {
-    db::transact(&shared.pool, async |tx| db::sessions::delete(tx, user.id, id.0).await).await?;
+    db::transact(&shared.pool, async |tx| db::sessions::delete(tx, (&user).into(), id.0).await).await?;
     Ok(HttpResponse::NoContent().finish())
 }
 
@@ -103,7 +104,7 @@ pub(super) async fn acquire_jobs(
     check_acquire(&wanted)?;
     let take = async || {
         db::transact(&shared.pool, async |tx| {
-            let holder = db::sessions::beat(tx, user.id, id.0).await?;
+            let holder = db::sessions::beat(tx, (&user).into(), id.0).await?;
             let jobs = db::acquire::acquire(tx, user.id, holder, &wanted).await?;
             Ok((holder, jobs))
         })
@@ -185,6 +186,7 @@ pub(super) async fn report_updates(
         if let Some(data) = &update.data {
             job_checks::check_data(data, &mut errors);
         }
+        job_checks::check_state_data(&update.state_data, &mut errors);
         for error in &mut errors[before..] {
             error.loc.splice(0..0, ["body".into(), "updates".into(), index.into()]);
         }
@@ -193,7 +195,8 @@ pub(super) async fn report_updates(
         return Err(ApiError::invalid(errors));
     }
     let answer =
-        db::transact(&shared.pool, async |tx| db::updates::report(tx, user.id, id.0, body.0.clone()).await).await?;
+        db::transact(&shared.pool, async |tx| db::updates::report(tx, (&user).into(), id.0, body.0.clone()).await)
+            .await?;
     Ok(HttpResponse::Ok().json(answer))
 }
 
@@ -222,7 +225,7 @@ pub(super) async fn get_signals(
     let deadline = Instant::now() + waiting_time(&shared, wait_sec);
     loop {
         let (holder, signals) = db::transact(&shared.pool, async |tx| {
-            let holder = db::sessions::beat(tx, user.id, id.0).await?;
+            let holder = db::sessions::beat(tx, (&user).into(), id.0).await?;
             Ok((holder, db::sessions::signals(tx, holder).await?))
         })
         .await?;

@@ -61,8 +61,12 @@ pub(super) async fn stream_events(
             }
         });
     }
-    let filter =
-        StreamFilter { site_ids: query.ids("site_id")?, tags: query.pairs("tags").into_iter().collect(), sources };
+    let filter = StreamFilter {
+        only_site: user.site(),
+        site_ids: query.ids("site_id")?,
+        tags: query.pairs("tags").into_iter().collect(),
+        sources,
+    };
     let position = match request.headers().get("Last-Event-ID").filter(|id| !id.is_empty()) {
         // Taken before the answer begins, so that the client misses nothing from then on.
         None => feed::start_position(&shared.pool).await?,

@@ -46,7 +46,7 @@ pub(super) async fn list_transfers(
     };
     let page = query.paging()?;
     let mut connection = shared.pool.acquire().await?;
-    Ok(HttpResponse::Ok().json(db::transfers::list(&mut connection, user.id, &filter, page).await?))
+    Ok(HttpResponse::Ok().json(db::transfers::list(&mut connection, (&user).into(), &filter, page).await?))
 }
 
 /// Shows a transfer.
@@ -61,7 +61,7 @@ pub(super) async fn get_transfer(
     id: PathId<TransferId>,
 ) -> ApiResult<HttpResponse> {
     let mut connection = shared.pool.acquire().await?;
-    Ok(HttpResponse::Ok().json(db::transfers::get(&mut connection, user.id, id.0).await?))
+    Ok(HttpResponse::Ok().json(db::transfers::get(&mut connection, (&user).into(), id.0).await?))
 }
 
 /// Changes the fields of a transfer that the body has. A Job whose last transfer is done goes on.
@@ -76,9 +76,10 @@ pub(super) async fn update_transfer(
     id: PathId<TransferId>,
     body: ValidJson<TransferPatch>,
 ) -> ApiResult<HttpResponse> {
-    let transfer =
-        db::transact(&shared.pool, async |tx| db::transfers::update_one(tx, user.id, id.0, body.0.clone()).await)
-            .await?;
+    let transfer = db::transact(&shared.pool, async |tx| {
+        db::transfers::update_one(tx, (&user).into(), id.0, body.0.clone()).await
+    })
+    .await?;
     Ok(HttpResponse::Ok().json(transfer))
 }
 
@@ -98,6 +99,7 @@ pub(super) async fn update_transfers(
     }
     let items: Vec<TransferPatchItem> = body.0.into_iter().map(|(id, patch)| TransferPatchItem { id, patch }).collect();
     let transfers =
-        db::transact(&shared.pool, async |tx| db::transfers::update_many(tx, user.id, items.clone()).await).await?;
+        db::transact(&shared.pool, async |tx| db::transfers::update_many(tx, (&user).into(), items.clone()).await)
+            .await?;
     Ok(HttpResponse::Ok().json(transfers))
 }
