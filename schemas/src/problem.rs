@@ -10,7 +10,6 @@ macro_rules! codes {
     ($($(#[$doc:meta])* $variant:ident $code:literal $status:literal $title:literal,)+) => {
         /// What went wrong, for programs. Clients match on this and never on a text.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-        #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
         pub enum ErrorCode {
             $($(#[$doc])* #[serde(rename = $code)] $variant,)+
             /// A code of a newer service.
@@ -19,6 +18,9 @@ macro_rules! codes {
         }
 
         impl ErrorCode {
+            /// Every code that this version of the service sends.
+            pub const ALL: &'static [Self] = &[$(Self::$variant,)+];
+
             /// The HTTP status that goes with the code.
             #[must_use]
             pub fn status(self) -> u16 {
@@ -66,6 +68,21 @@ codes! {
     /// The database can't be reached now.
     Unavailable "unavailable" 503 "Temporarily unavailable",
 }
+
+// Written out, since the derive does not see the spellings that the macro gives.
+#[cfg(feature = "openapi")]
+impl utoipa::PartialSchema for ErrorCode {
+    fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::Schema> {
+        use utoipa::openapi::schema::{ObjectBuilder, Type};
+        ObjectBuilder::new()
+            .schema_type(Type::String)
+            .description(Some("What went wrong, for programs. Clients match on this and never on a text."))
+            .enum_values(Some(Self::ALL.iter().map(|code| code.as_str())))
+            .into()
+    }
+}
+#[cfg(feature = "openapi")]
+impl utoipa::ToSchema for ErrorCode {}
 
 /// One wrong value in a request.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -22,8 +22,8 @@ const PROBES: &[&str] = &["/healthz", "/readyz", "/metrics"];
 
 /// Logs to stderr; the level comes from `RUST_LOG` (default `info`, SQL warnings only).
 pub fn init() {
-    let filter =
-        EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info,sqlx=warn,actix_server=warn"));
+    let filter = EnvFilter::try_from_default_env()
+        .unwrap_or_else(|_| EnvFilter::new("info,sqlx=warn,sqlx_postgres::options::pgpass=error,actix_server=warn"));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
