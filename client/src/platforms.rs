@@ -36,6 +36,7 @@ pub fn platforms() -> &'static [Platform] {
     platforms! {
         "local": "this machine, without a scheduler",
         "slurm": "any cluster with Slurm",
+        "pbs": "any cluster with OpenPBS or PBS Pro",
     }
 }
 

@@ -5,6 +5,7 @@
 pub mod command;
 pub mod local;
 pub mod local_run;
+pub mod pbs;
 pub mod slurm;
 
 use std::{
@@ -189,8 +190,9 @@ pub fn open(site: &SiteDir, settings: &Settings, programs: &Path) -> anyhow::Res
     match settings.scheduler.kind {
         SchedulerKind::Local => Ok(Arc::new(local::LocalScheduler::open(site, settings, programs)?)),
         SchedulerKind::Slurm => Ok(Arc::new(slurm::Slurm::default())),
+        SchedulerKind::Pbs => Ok(Arc::new(pbs::Pbs::default())),
         other => anyhow::bail!(
-            "{}: scheduler.kind: this version has no adapter for {other:?}; use local or slurm",
+            "{}: scheduler.kind: this version has no adapter for {other:?}; use local, slurm or pbs",
             site.settings_path().display()
         ),
     }
@@ -212,6 +214,7 @@ pub async fn node_shape(settings: &Settings) -> Option<NodeShape> {
     match settings.scheduler.kind {
         SchedulerKind::Local => local::node_shape(&settings.launcher).await,
         SchedulerKind::Slurm => slurm::node_shape().await,
+        SchedulerKind::Pbs => pbs::node_shape().await,
         _ => None,
     }
 }

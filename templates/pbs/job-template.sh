@@ -1,0 +1,30 @@
+#!/bin/bash
+{{!--
+  copal-agent renders this file for each BatchJob and submits it with qsub, which gets the job's name and the place of
+  its output on the command line. {{x}} is quoted for the shell where it needs that, {{{x}}} never.
+  Variables: batch_job_id job_name project queue num_nodes wall_time_min job_mode filter_tags partitions
+             optional_params site_path launcher_cmd proxy
+  Helpers:   hhmmss add sub mul div mod quote, and within #if: eq ne gt gte lt lte and or not
+  `copal site sync` tells what is wrong with it.
+--}}
+#PBS -l select={{num_nodes}}{{#if optional_params.chunk}}:{{optional_params.chunk}}{{/if}}
+#PBS -l walltime={{hhmmss wall_time_min}}
+{{#if optional_params.place}}
+#PBS -l place={{optional_params.place}}
+{{/if}}
+{{#if optional_params.filesystems}}
+#PBS -l filesystems={{optional_params.filesystems}}
+{{/if}}
+{{#if queue}}
+#PBS -q {{queue}}
+{{/if}}
+{{#if project}}
+#PBS -A {{project}}
+{{/if}}
+
+{{#if proxy}}
+export https_proxy={{proxy}}
+{{/if}}
+
+# `exec`, so that PBS's signals reach the launcher.
+exec {{launcher_cmd}}
