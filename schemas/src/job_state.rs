@@ -13,7 +13,6 @@ macro_rules! states {
         /// Where a Job is in its life. Spelled on the wire and in the database as in the contract.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
         #[cfg_attr(feature = "db", derive(sqlx::Type), sqlx(type_name = "job_state"))]
-        #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
         pub enum JobState {
             $($(#[$doc])* #[serde(rename = $name)] #[cfg_attr(feature = "db", sqlx(rename = $name))] $variant,)+
         }
@@ -30,6 +29,21 @@ macro_rules! states {
         }
     };
 }
+
+// Written out, since the derive does not see the spellings that the macro gives.
+#[cfg(feature = "openapi")]
+impl utoipa::PartialSchema for JobState {
+    fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::Schema> {
+        use utoipa::openapi::schema::{ObjectBuilder, Type};
+        ObjectBuilder::new()
+            .schema_type(Type::String)
+            .description(Some("Where a Job is in its life."))
+            .enum_values(Some(Self::ALL.iter().map(|state| state.as_str())))
+            .into()
+    }
+}
+#[cfg(feature = "openapi")]
+impl utoipa::ToSchema for JobState {}
 
 states! {
     /// Just made; never seen outside the transaction that makes it, unless an owner sets it.

@@ -85,9 +85,11 @@ async fn read_body(payload: &mut Payload, announced: Option<usize>) -> ApiResult
     Ok(body)
 }
 
-/// Reads a body; an empty one is `{}`.
+/// Reads a body.
 fn parse<T: DeserializeOwned>(body: &[u8]) -> ApiResult<T> {
-    let body = if body.iter().all(u8::is_ascii_whitespace) { b"{}" } else { body };
+    if body.iter().all(u8::is_ascii_whitespace) {
+        return Err(ApiError::invalid_at(vec!["body".into()], "the body is empty; JSON is wanted"));
+    }
     // A raw NUL is no JSON; an escaped one is looked for in the text first, which costs nothing
     // beside the parsing, and made sure of only where it seems to be there.
     if memchr::memmem::find(body, b"\\u0000").is_some()
@@ -217,9 +219,10 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_body_is_an_empty_object() {
-        assert!(parse::<SitePatch>(b"").is_ok());
-        assert!(parse::<SitePatch>(b" \n").is_ok());
+    fn an_empty_body_is_no_json() {
+        assert!(parse::<SitePatch>(b"").is_err());
+        assert!(parse::<SitePatch>(b" \n").is_err());
+        assert!(parse::<SitePatch>(b" {}").is_ok());
     }
 
     #[test]
