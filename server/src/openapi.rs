@@ -56,6 +56,7 @@ use crate::routes::{
         batch_jobs::list_batch_jobs,
         batch_jobs::create_batch_job,
         batch_jobs::update_batch_jobs,
+        batch_jobs::update_matching_batch_jobs,
         batch_jobs::get_batch_job,
         batch_jobs::update_batch_job,
         batch_jobs::delete_batch_job,

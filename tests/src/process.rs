@@ -3,10 +3,10 @@
 //! however deep, is left.
 
 use std::{
-    fs::{self, File},
+    fs::{self, File, Permissions},
     io::Write,
     net::TcpListener,
-    os::unix::process::ExitStatusExt,
+    os::unix::{fs::PermissionsExt, process::ExitStatusExt},
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
     time::{Duration, Instant},
@@ -69,6 +69,8 @@ impl Programs {
     #[must_use]
     pub fn new() -> Self {
         let home = tempfile::Builder::new().prefix("copal-test-").tempdir().expect("a temporary folder");
+        // As root, the embedded Postgres runs as another user, who must be able to enter.
+        fs::set_permissions(home.path(), Permissions::from_mode(0o711)).expect("the folder is this test's own");
         Self { home, mark: uuid::Uuid::new_v4().to_string() }
     }
 

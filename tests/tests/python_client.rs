@@ -22,6 +22,7 @@ async fn a_campaign_written_for_balsam_runs_unchanged() {
         .env("HOME", home.path())
         .env("BALSAM_CLIENT_PATH", home.path().join("client.yml"))
         .env_remove("BALSAM_SITE_PATH")
+        .env("NO_PROXY", "127.0.0.1")
         .env("COPAL_TEST_URL", service.base())
         .stdin(Stdio::null());
     let output = tokio::task::spawn_blocking(move || command.output()).await.expect("no panic").expect("python starts");

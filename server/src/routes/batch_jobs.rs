@@ -8,6 +8,7 @@ use copal_schemas::{
     problem::{FieldError, Problem},
 };
 use serde_json::Value;
+use sqlx::PgConnection;
 
 use super::check;
 use crate::{
@@ -17,7 +18,7 @@ use crate::{
         batch_jobs::{BatchJobFilter, Ordering, Updated, no_batch_job},
     },
     error::{ApiError, ApiResult},
-    extract::{CurrentUser, PatchItems, PathId, QueryParams, ValidJson},
+    extract::{CurrentUser, Paging, PatchItems, PathId, QueryParams, ValidJson},
     feed,
 };
 
@@ -47,24 +48,7 @@ pub(crate) async fn list_batch_jobs(
     user: CurrentUser,
     query: QueryParams,
 ) -> ApiResult<HttpResponse> {
-    let ordering = match query.one_of("ordering", &["start_time", "-start_time"])? {
-        None => None,
-        Some("start_time") => Some(Ordering::StartTime),
-        Some(_) => Some(Ordering::StartTimeDescending),
-    };
-    let filter = BatchJobFilter {
-        ids: query.ids("id")?,
-        site_ids: query.ids("site_id")?,
-        states: query.texts("state"),
-        scheduler_id: query.text("scheduler_id").map(Into::into),
-        queue: query.text("queue").map(Into::into),
-        start_time_before: query.datetime("start_time_before")?,
-        start_time_after: query.datetime("start_time_after")?,
-        end_time_before: query.datetime("end_time_before")?,
-        end_time_after: query.datetime("end_time_after")?,
-        filter_tags: query.pairs("filter_tags").into_iter().collect(),
-        ordering,
-    };
+    let filter = filter(&query)?;
     let page = query.paging()?;
     let mut connection = shared.pool.acquire().await?;
     Ok(HttpResponse::Ok().json(db::batch_jobs::list(&mut connection, &user, &filter, page).await?))
@@ -106,6 +90,33 @@ pub(crate) async fn update_batch_jobs(
     let items = body.0.into_iter().map(|(id, patch)| BatchJobPatchItem { id, patch }).collect();
     let unknown = |id: BatchJobId| ApiError::conflict(format!("BatchJob {id} does not exist, or is not yours"));
     Ok(HttpResponse::Ok().json(update(&shared, &user, items, unknown).await?))
+}
+
+/// Changes all BatchJobs that the filters of the list match in the same way, at most 5000.
+#[utoipa::path(put, path = "/batch-jobs/", tag = "batch-jobs", request_body = BatchJobPatch, responses(
+    (status = 200, description = "The BatchJobs as they are now", body = Vec<BatchJob>),
+    (status = 400, description = "More than 5000 match", body = Problem, content_type = "application/problem+json"),
+))]
+pub(crate) async fn update_matching_batch_jobs(
+    shared: web::Data<Shared>,
+    user: CurrentUser,
+    query: QueryParams,
+    body: ValidJson<BatchJobPatch>,
+) -> ApiResult<HttpResponse> {
+    let filter = filter(&query)?;
+    check_scheduler_id(&body.0, &["scheduler_id".into()])?;
+    let one_too_many = Paging { limit: MAX_BULK as i64 + 1, offset: 0 };
+    let updated = db::transact(&shared.pool, async |tx| {
+        let found = db::batch_jobs::list(tx, &user, &filter, one_too_many).await?;
+        if found.results.len() > MAX_BULK {
+            return Err(ApiError::bulk_too_large(found.results.len()));
+        }
+        let items: Vec<_> =
+            found.results.iter().map(|found| BatchJobPatchItem { id: found.id, patch: body.0.clone() }).collect();
+        apply(tx, &user, &items, no_batch_job).await
+    })
+    .await?;
+    Ok(HttpResponse::Ok().json(updated))
 }
 
 /// Shows a BatchJob.
@@ -158,6 +169,28 @@ pub(crate) async fn delete_batch_job(
     Ok(HttpResponse::NoContent().finish())
 }
 
+/// The filters that list and query update share.
+fn filter(query: &QueryParams) -> ApiResult<BatchJobFilter> {
+    let ordering = match query.one_of("ordering", &["start_time", "-start_time"])? {
+        None => None,
+        Some("start_time") => Some(Ordering::StartTime),
+        Some(_) => Some(Ordering::StartTimeDescending),
+    };
+    Ok(BatchJobFilter {
+        ids: query.ids("id")?,
+        site_ids: query.ids("site_id")?,
+        states: query.texts("state"),
+        scheduler_id: query.text("scheduler_id").map(Into::into),
+        queue: query.text("queue").map(Into::into),
+        start_time_before: query.datetime("start_time_before")?,
+        start_time_after: query.datetime("start_time_after")?,
+        end_time_before: query.datetime("end_time_before")?,
+        end_time_after: query.datetime("end_time_after")?,
+        filter_tags: query.pairs("filter_tags").into_iter().collect(),
+        ordering,
+    })
+}
+
 async fn update(
     shared: &Shared,
     user: &CurrentUser,
@@ -165,23 +198,33 @@ async fn update(
     missing: impl Fn(BatchJobId) -> ApiError,
 ) -> ApiResult<Vec<BatchJob>> {
     for (index, item) in items.iter().enumerate() {
-        if let Some(Some(id)) = &item.patch.scheduler_id
-            && id.0.len() > MAX_SCHEDULER_ID_BYTES
-        {
-            return Err(ApiError::invalid_at(
-                vec!["body".into(), index.into(), "scheduler_id".into()],
-                format!("at most {MAX_SCHEDULER_ID_BYTES} bytes"),
-            ));
-        }
+        check_scheduler_id(&item.patch, &[index.into(), "scheduler_id".into()])?;
     }
-    db::transact(&shared.pool, async |tx| {
-        let Updated { batch_jobs, finished } = db::batch_jobs::update_many(tx, user, &items, &missing).await?;
-        db::sessions::end_for_batch_jobs(tx, &finished).await?;
-        let changed: Vec<_> = batch_jobs.iter().map(|batch_job| (batch_job.site_id, batch_job.id)).collect();
-        feed::batch_jobs_changed(tx, user.id, &changed).await?;
-        Ok(batch_jobs)
-    })
-    .await
+    db::transact(&shared.pool, async |tx| apply(tx, user, &items, &missing).await).await
+}
+
+/// Makes the changes with all that follows from them.
+async fn apply(
+    tx: &mut PgConnection,
+    user: &CurrentUser,
+    items: &[BatchJobPatchItem],
+    missing: impl Fn(BatchJobId) -> ApiError,
+) -> ApiResult<Vec<BatchJob>> {
+    let Updated { batch_jobs, finished } = db::batch_jobs::update_many(tx, user, items, missing).await?;
+    db::sessions::end_for_batch_jobs(tx, &finished).await?;
+    let changed: Vec<_> = batch_jobs.iter().map(|batch_job| (batch_job.site_id, batch_job.id)).collect();
+    feed::batch_jobs_changed(tx, user.id, &changed).await?;
+    Ok(batch_jobs)
+}
+
+fn check_scheduler_id(patch: &BatchJobPatch, place: &[Value]) -> ApiResult<()> {
+    match &patch.scheduler_id {
+        Some(Some(id)) if id.0.len() > MAX_SCHEDULER_ID_BYTES => {
+            let loc = std::iter::once("body".into()).chain(place.iter().cloned()).collect();
+            Err(ApiError::invalid_at(loc, format!("at most {MAX_SCHEDULER_ID_BYTES} bytes")))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn checked_create(batch_job: BatchJobCreate) -> ApiResult<BatchJobCreate> {

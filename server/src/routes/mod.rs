@@ -71,6 +71,7 @@ pub fn table(routes: &mut ServiceConfig) {
             Endpoint::at(&["/batch-jobs", "/batch-jobs/"])
                 .get(batch_jobs::list_batch_jobs)
                 .post(batch_jobs::create_batch_job)
+                .put(batch_jobs::update_matching_batch_jobs)
                 .patch(batch_jobs::update_batch_jobs),
         )
         .service(

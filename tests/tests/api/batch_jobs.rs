@@ -108,6 +108,30 @@ async fn a_bulk_update_is_all_or_nothing_and_answers_with_the_items() {
     assert_eq!(user.get(&format!("/batch-jobs/{}", ids[0])).await.ok()["state"], "running");
 }
 
+/// What the Python client sends for `BatchJob.objects.filter(…).update(…)`.
+#[tokio::test]
+async fn a_query_update_changes_all_that_match() {
+    let world = World::new().await;
+    let user = &world.user;
+    let mut ids = Vec::new();
+    for scheduler_id in [41, 42, 43] {
+        let made = user.batch_job(world.site, &json!({})).await;
+        user.put(&format!("/batch-jobs/{made}"), &json!({"state": "queued", "scheduler_id": scheduler_id})).await.ok();
+        ids.push(made);
+    }
+    let query = format!("/batch-jobs/?id={}&id={}&id=999999", ids[0], ids[2]);
+    let answer = user.put(&query, &json!({"state": "pending_deletion"})).await.ok();
+    assert_eq!(answer.as_array().unwrap().iter().map(id).collect::<Vec<_>>(), [ids[0], ids[2]]);
+    assert_eq!(user.ids("/batch-jobs/?state=pending_deletion").await, [ids[0], ids[2]]);
+    assert_eq!(
+        user.put("/batch-jobs/?scheduler_id=42", &json!({"state": "running"})).await.ok()[0]["state"],
+        "running"
+    );
+    assert_eq!(user.put("/batch-jobs/?scheduler_id=44", &json!({"state": "running"})).await.ok(), json!([]));
+    user.put("/batch-jobs/?scheduler_id=42", &json!({"state": "asleep"})).await.invalid("state");
+    user.put("/batch-jobs/?ordering=color", &json!({})).await.refused(422);
+}
+
 #[tokio::test]
 async fn a_pending_deletion_can_only_be_finished() {
     let world = World::new().await;

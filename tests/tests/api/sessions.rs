@@ -159,18 +159,18 @@ async fn a_silent_session_is_held_while_its_batch_job_runs() {
 
 #[tokio::test]
 async fn time_in_which_the_service_is_down_does_not_count() {
-    let mut world = World::with(Settings { lease_sec: 3.0, sweep_sec: 0.1, ..Settings::default() }).await;
+    let mut world = World::with(Settings { lease_sec: 6.0, sweep_sec: 0.1, ..Settings::default() }).await;
     let session = world.session().await;
     let job = running_job(&world, session).await;
     world.service.stop().await;
-    // The lease must run out while nobody is there: this is the one wait for time to pass.
-    tokio::time::sleep(Duration::from_secs(4)).await;
+    // The lease must run out while nobody is there: here time itself must pass.
+    tokio::time::sleep(Duration::from_secs(7)).await;
     world.service.restart().await;
     world.user = world.user.at(world.service.base());
     // A Session that is long overdue shows when the first sweep is through.
     let overdue = world.session().await;
     let mut database = world.service.database().connect().await;
-    sqlx::query("update sessions set heartbeat = heartbeat - interval '1 hour' where id = $1")
+    sqlx::query("update sessions set alive_at = alive_at - interval '1 hour' where id = $1")
         .bind(overdue)
         .execute(&mut database)
         .await
