@@ -229,9 +229,11 @@ pub struct BatchJobCreate {
     pub queue: String,
     /// Nodes, 1 or more.
     #[serde(deserialize_with = "lenient::int")]
+    #[cfg_attr(feature = "openapi", schema(minimum = 1))]
     pub num_nodes: i32,
     /// Minutes, 1 or more.
     #[serde(deserialize_with = "lenient::int")]
+    #[cfg_attr(feature = "openapi", schema(minimum = 1))]
     pub wall_time_min: i32,
     /// How its launcher runs Jobs.
     pub job_mode: JobMode,

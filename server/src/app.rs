@@ -26,8 +26,9 @@ use crate::{
 
 /// How long requests that run when the service stops may take to end.
 const SHUTDOWN_SEC: u64 = 10;
-/// How long an idle connection is kept: longer than a launcher's or agent's pause between calls.
-const KEEP_ALIVE: Duration = Duration::from_secs(75);
+/// How long an idle connection is kept: longer than the 90 s for which Copal's own clients do, so
+/// that none is closed just as a request is sent on it.
+const KEEP_ALIVE: Duration = Duration::from_secs(100);
 
 /// What every handler and every task has at hand; cheap to clone. Handlers take it as
 /// `web::Data<Shared>`.

@@ -50,11 +50,9 @@ async fn run(cli: Cli) -> anyhow::Result<()> {
 
 async fn serve(config: Config) -> anyhow::Result<()> {
     let stop = stop_on_signals()?;
-    let app = tokio::select! {
-        app = App::build(config) => app?,
-        // A signal during the start: what has been started so far is stopped by being dropped.
-        () = stop.cancelled() => return Ok(()),
-    };
+    // A signal during the start is obeyed right after it: half a start has nobody to stop what it
+    // has started.
+    let app = App::build(config).await?;
     tracing::info!(url = app.url(), "serving");
     app.run_until_stopped(stop).await?;
     tracing::info!("stopped");

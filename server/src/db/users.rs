@@ -6,7 +6,7 @@ use chrono::TimeDelta;
 use copal_schemas::{UserId, user::User};
 use sqlx::{PgConnection, prelude::FromRow};
 
-use crate::error::{ApiError, ApiResult, OnConstraint as _};
+use crate::error::{ApiError, ApiResult};
 
 /// The advisory lock under which the first signing key is made.
 const SIGNING_KEYS_LOCK: i64 = 0x636f_7061_6c01;
@@ -37,14 +37,16 @@ impl SigningKey {
 
 /// Makes an account; 400 when the name is taken.
 pub(crate) async fn create(tx: &mut PgConnection, username: &str, password_hash: &str) -> ApiResult<User> {
-    let id = sqlx::query_scalar("insert into users (username, password_hash) values ($1, $2) returning id")
-        .bind(username)
-        .bind(password_hash)
-        .fetch_one(tx)
-        .await
-        .on_constraint("users_username_key", || {
-            ApiError::conflict(format!("the user name {username:?} is taken; choose another"))
-        })?;
+    // `do nothing` rather than an error, which Postgres would log with the name.
+    let id = sqlx::query_scalar(
+        "insert into users (username, password_hash) values ($1, $2) \
+         on conflict on constraint users_username_key do nothing returning id",
+    )
+    .bind(username)
+    .bind(password_hash)
+    .fetch_optional(tx)
+    .await?
+    .ok_or_else(|| ApiError::conflict(format!("the user name {username:?} is taken; choose another")))?;
     Ok(User { id, username: username.into() })
 }
 

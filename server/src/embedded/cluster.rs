@@ -285,6 +285,8 @@ async fn initdb(dir: &Path, binaries: &Binaries, run_as: Option<&User>, options:
     if !options.durable {
         command.arg("--no-sync");
     }
+    // Ctrl-C is for the service, which ends in order.
+    command.process_group(0);
     let output = tokio::time::timeout(INITDB_TIMEOUT, command.kill_on_drop(true).output())
         .await
         .with_context(|| format!("initdb did not end within {} s", INITDB_TIMEOUT.as_secs()))?

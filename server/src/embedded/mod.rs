@@ -98,12 +98,6 @@ impl EmbeddedPostgres {
         url_at(&self.socket_dir, database)
     }
 
-    /// The folder with the cluster's files.
-    #[must_use]
-    pub fn data_dir(&self) -> &Path {
-        self.cluster.data_dir()
-    }
-
     /// Stops Postgres: ends its connections, writes a checkpoint, and waits until it is gone.
     ///
     /// # Errors

@@ -55,12 +55,6 @@ impl QueryParams {
         self.0.iter().filter(move |(key, value)| key == name && !value.is_empty()).map(|(_, value)| value.as_str())
     }
 
-    /// Whether the name is there with a value.
-    #[must_use]
-    pub fn has(&self, name: &str) -> bool {
-        self.values(name).next().is_some()
-    }
-
     /// The last value of a name, as FastAPI takes it.
     #[must_use]
     pub fn text(&self, name: &str) -> Option<&str> {

@@ -22,7 +22,7 @@ use crate::{
     ("name" = Option<String>, Query, description = "The exact name"),
     ("path" = Option<String>, Query, description = "A part of the path"),
     ("id" = Option<Vec<i64>>, Query, description = "One of these"),
-    ("last_refresh_after" = Option<String>, Query, description = "Refreshed then or later (ISO 8601)"),
+    ("last_refresh_after" = Option<String>, Query, format = DateTime, description = "Refreshed then or later (ISO 8601)"),
     ("limit" = Option<i64>, Query, minimum = 0, maximum = 100_000, description = "Rows at most"),
     ("offset" = Option<i64>, Query, minimum = 0, description = "Rows left out before the first"),
 ), responses(
