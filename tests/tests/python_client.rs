@@ -1,5 +1,4 @@
 //! The Python package `balsam`, as it is on PyPI, works against the service with nothing changed but a URL.
-#![expect(clippy::expect_used, reason = "a test fails by panicking")]
 
 use std::{
     path::Path,
