@@ -88,10 +88,8 @@ fn expand_item(item: &str, hosts: &mut Vec<String>) -> Result<(), HostlistError>
         if names.len().saturating_mul(numbers.len()) > MAX_HOSTS {
             return Err(HostlistError::TooMany);
         }
-        names = names
-            .iter()
-            .flat_map(|name| numbers.iter().map(move |number| format!("{name}{before}{number}")))
-            .collect();
+        names =
+            names.iter().flat_map(|name| numbers.iter().map(move |number| format!("{name}{before}{number}"))).collect();
         rest = behind;
     }
     if hosts.len() + names.len() > MAX_HOSTS {
@@ -137,9 +135,9 @@ impl<'a> Name<'a> {
         let Some(last) = name.rfind(|letter: char| letter.is_ascii_digit()) else {
             return Self { prefix: name, digits: "", suffix: "" };
         };
-        let start = name[..last].rfind(|letter: char| !letter.is_ascii_digit()).map_or(0, |at| {
-            at + name[at..].chars().next().map_or(1, char::len_utf8)
-        });
+        let start = name[..last]
+            .rfind(|letter: char| !letter.is_ascii_digit())
+            .map_or(0, |at| at + name[at..].chars().next().map_or(1, char::len_utf8));
         // Longer numbers are left as text, so that arithmetic never overflows.
         let start = start.max((last + 1).saturating_sub(18));
         Self { prefix: &name[..start], digits: &name[start..=last], suffix: &name[last + 1..] }

@@ -13,12 +13,14 @@ mod world;
 use world::{Balsam, Dice, Outcome, Policy, Workload};
 
 const NODES: usize = 64;
-const JOBS: usize = 1_000;
+const JOBS: usize = 3_000;
 
 fn main() {
     let seeds: u64 = std::env::args().nth(1).and_then(|text| text.parse().ok()).unwrap_or(20);
     println!("{NODES} nodes, {JOBS} Jobs, mean of {seeds} random workloads each");
-    println!("| workload | rule | makespan / lower bound | utilisation | mean wait (min) | longest wait of a wide Job (min) |");
+    println!(
+        "| workload | rule | makespan / lower bound | utilisation | mean wait (min) | longest wait of a wide Job (min) |"
+    );
     println!("| --- | --- | ---: | ---: | ---: | ---: |");
     for workload in Workload::ALL {
         row(workload, "Balsam", seeds, || Box::new(Balsam::new(NODES)));

@@ -75,8 +75,7 @@ pub(crate) enum Workload {
 }
 
 impl Workload {
-    pub(crate) const ALL: [Self; 6] =
-        [Self::Small, Self::Mixed, Self::Unknown, Self::Wide, Self::Gpus, Self::Stream];
+    pub(crate) const ALL: [Self; 6] = [Self::Small, Self::Mixed, Self::Unknown, Self::Wide, Self::Gpus, Self::Stream];
 
     /// Jobs for so many nodes.
     pub(crate) fn jobs(self, dice: &mut Dice, count: usize, nodes: usize) -> Vec<SimJob> {
@@ -125,7 +124,8 @@ impl Workload {
 pub(crate) fn machine(count: usize) -> Vec<Node> {
     let core = |id| Core { id, threads: vec![id], numa: id / (CORES / 2) };
     let gpu = |id: u32| Gpu { id: id.to_string(), vendor: GpuVendor::Nvidia, mig: false, near_cores: Vec::new() };
-    let hardware = NodeHardware { cores: (0..CORES).map(core).collect(), gpus: (0..GPUS).map(gpu).collect(), mem_mb: 0 };
+    let hardware =
+        NodeHardware { cores: (0..CORES).map(core).collect(), gpus: (0..GPUS).map(gpu).collect(), mem_mb: 0 };
     (0..count).map(|number| Node::new(format!("n{number}"), hardware.clone(), false)).collect()
 }
 
@@ -161,9 +161,14 @@ pub(crate) fn copal(nodes: usize, sort_by: SortBy) -> Packer {
 /// What a Job takes of each of its nodes.
 fn parts(shape: &ResourceShape) -> (u32, u32, Vec<u32>) {
     let share = shape.gpu_shares_per_rank();
-    let per_rank = if share > WHOLE { vec![WHOLE; share.div_ceil(WHOLE) as usize] } else { vec![share; usize::from(share > 0)] };
+    let per_rank =
+        if share > WHOLE { vec![WHOLE; share.div_ceil(WHOLE) as usize] } else { vec![share; usize::from(share > 0)] };
     let gpus = per_rank.repeat(shape.ranks_per_node as usize);
-    if shape.num_nodes > 1 { (CORES, WHOLE, vec![WHOLE; GPUS as usize]) } else { (shape.cpus_per_node(), shape.occupancy(), gpus) }
+    if shape.num_nodes > 1 {
+        (CORES, WHOLE, vec![WHOLE; GPUS as usize])
+    } else {
+        (shape.cpus_per_node(), shape.occupancy(), gpus)
+    }
 }
 
 /// Balsam's rule: take the smallest Jobs, as many as the free occupancy holds and none wider than the empty nodes,
@@ -221,7 +226,8 @@ impl Balsam {
             let mut devices = Vec::new();
             for share in &gpus {
                 // The fullest device that has it.
-                let device = (0..shares.len()).filter(|device| shares[*device] >= *share).min_by_key(|device| shares[*device]);
+                let device =
+                    (0..shares.len()).filter(|device| shares[*device] >= *share).min_by_key(|device| shares[*device]);
                 let Some(device) = device else { break };
                 shares[device] -= share;
                 devices.push((device, *share));

@@ -11,7 +11,8 @@ pub(super) fn find(system: &System) -> Vec<Gpu> {
     let mut numbers: Vec<u32> = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
     numbers.sort_unstable();
     // The properties of a device that a control group denies can't be read: ROCR does not count it either.
-    let properties = numbers.iter().filter_map(|number| fs::read_to_string(nodes.join(format!("{number}/properties"))).ok());
+    let properties =
+        numbers.iter().filter_map(|number| fs::read_to_string(nodes.join(format!("{number}/properties"))).ok());
     let devices = properties.filter(|properties| property(properties, "simd_count").is_some_and(|count| count > 0));
     let gpu = |(number, properties): (usize, String)| Gpu {
         id: number.to_string(),

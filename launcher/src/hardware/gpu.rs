@@ -53,9 +53,12 @@ pub fn gpu_environment(gpus: &[&Gpu]) -> GpuEnvironment {
     GpuEnvironment { set, unset }
 }
 
+/// What a vendor's file offers.
+type Finder = fn(&System) -> Vec<Gpu>;
+
 /// The GPUs of this machine that the allocation was granted.
 pub(super) fn find(system: &System, env: &dyn Fn(&str) -> Option<String>) -> Vec<Gpu> {
-    let finders: [(GpuVendor, fn(&System) -> Vec<Gpu>); 3] =
+    let finders: [(GpuVendor, Finder); 3] =
         [(GpuVendor::Nvidia, nvidia::find), (GpuVendor::Amd, amd::find), (GpuVendor::Intel, intel::find)];
     for (vendor, find) in finders {
         let gpus = find(system);
@@ -186,7 +189,8 @@ mod tests {
     fn without_a_tool_the_granted_list_is_handed_on() {
         let empty = tempfile::tempdir().unwrap();
         let system = System::below(empty.path());
-        let env = |name: &str| matches!(name, "CUDA_VISIBLE_DEVICES" | "ROCR_VISIBLE_DEVICES").then(|| "0,1".to_owned());
+        let env =
+            |name: &str| matches!(name, "CUDA_VISIBLE_DEVICES" | "ROCR_VISIBLE_DEVICES").then(|| "0,1".to_owned());
         let gpus = granted_without_tools(&system, &env);
         assert_eq!(chosen(&gpus), ["0", "1"]);
         assert_eq!(gpus[0].vendor, GpuVendor::Nvidia);

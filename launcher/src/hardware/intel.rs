@@ -38,7 +38,9 @@ fn device(card: &Path) -> Option<(String, usize, Vec<u32>)> {
     let uevent = read("uevent")?;
     let address = uevent.lines().find_map(|line| line.strip_prefix("PCI_SLOT_NAME="))?.to_owned();
     // The older driver has a folder for each tile below the card, the newer one below the device.
-    let tiles = |folder: &Path, prefix: &str| (0..64).take_while(|tile| folder.join(format!("{prefix}{tile}")).is_dir()).count();
+    let tiles = |folder: &Path, prefix: &str| {
+        (0..64).take_while(|tile| folder.join(format!("{prefix}{tile}")).is_dir()).count()
+    };
     let tiles = tiles(&card.join("gt"), "gt").max(tiles(&device, "tile"));
     Some((address, tiles, number_list(&read("local_cpulist").unwrap_or_default())))
 }

@@ -17,9 +17,10 @@ pub(super) enum GpuPlan {
 pub(super) fn plan(run: &RankedRun) -> GpuPlan {
     let of_nodes: Vec<GpuEnvironment> =
         run.hosts.iter().map(|host| gpu_environment(&distinct(host.gpus.iter().flatten()))).collect();
-    let slices = run.hosts.iter().any(|host| {
-        distinct(host.gpus.iter().flatten()).len() > 1 && host.gpus.iter().flatten().any(|gpu| gpu.mig)
-    });
+    let slices = run
+        .hosts
+        .iter()
+        .any(|host| distinct(host.gpus.iter().flatten()).len() > 1 && host.gpus.iter().flatten().any(|gpu| gpu.mig));
     let ranks = run.ranks_per_node() as usize;
     if slices {
         let own = |gpus: &Vec<crate::hardware::Gpu>| gpu_environment(&gpus.iter().collect::<Vec<_>>());

@@ -9,8 +9,7 @@ use super::{
     run::RankedRun,
 };
 
-const VARIABLES: RankVariables =
-    RankVariables { global: "OMPI_COMM_WORLD_RANK", local: "OMPI_COMM_WORLD_LOCAL_RANK" };
+const VARIABLES: RankVariables = RankVariables { global: "OMPI_COMM_WORLD_RANK", local: "OMPI_COMM_WORLD_LOCAL_RANK" };
 
 /// How Open MPI is started here.
 #[derive(Debug)]

@@ -28,10 +28,16 @@ pub(super) fn on_path(programs: &[&str]) -> Result<String, MpiError> {
     let path = env::var_os("PATH").unwrap_or_default();
     let is_there = |program: &str| {
         let runs = |file: &Path| file.is_file() && access(file, AccessFlags::X_OK).is_ok();
-        if program.contains('/') { runs(Path::new(program)) } else { env::split_paths(&path).any(|folder| runs(&folder.join(program))) }
+        if program.contains('/') {
+            runs(Path::new(program))
+        } else {
+            env::split_paths(&path).any(|folder| runs(&folder.join(program)))
+        }
     };
     let found = programs.iter().find(|program| is_there(program));
-    found.map(|program| (*program).to_owned()).ok_or_else(|| MpiError::NotFound(format!("{} is not on PATH", programs.join(" or "))))
+    found
+        .map(|program| (*program).to_owned())
+        .ok_or_else(|| MpiError::NotFound(format!("{} is not on PATH", programs.join(" or "))))
 }
 
 /// Slurm's version, major and minor.
@@ -44,7 +50,8 @@ pub(super) fn srun_version() -> Result<(u32, u32), MpiError> {
 
 /// `slurm 22.05.8`, `slurm-wlm 23.11.4`
 fn parse_srun_version(text: &str) -> Option<(u32, u32)> {
-    let mut numbers = text.split_whitespace().find(|word| word.starts_with(|letter: char| letter.is_ascii_digit()))?.split('.');
+    let mut numbers =
+        text.split_whitespace().find(|word| word.starts_with(|letter: char| letter.is_ascii_digit()))?.split('.');
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
@@ -84,10 +91,7 @@ impl Flavor {
 }
 
 /// The `mpiexec` of this machine, of the wanted kind where one is wanted.
-pub(super) fn mpiexec(
-    wanted: Option<MpiKind>,
-    source: Source,
-) -> Result<Box<dyn MpiLaunch + Send + Sync>, MpiError> {
+pub(super) fn mpiexec(wanted: Option<MpiKind>, source: Source) -> Result<Box<dyn MpiLaunch + Send + Sync>, MpiError> {
     // Debian installs each MPI's own name beside the common one.
     let programs: &[&str] = match wanted {
         Some(MpiKind::Openmpi) => &["mpiexec", "mpirun", "mpiexec.openmpi", "mpirun.openmpi"],

@@ -56,7 +56,8 @@ impl RankedRun {
         let host = |part: &crate::packing::NodePart| {
             let node = nodes.get(part.node)?;
             let cpus = if pretended { Vec::new() } else { node.cpus_of_ranks(part, &ask.shape) };
-            let of_rank = |gpus: &Vec<u32>| gpus.iter().filter_map(|gpu| node.gpus.get(*gpu as usize)).cloned().collect();
+            let of_rank =
+                |gpus: &Vec<u32>| gpus.iter().filter_map(|gpu| node.gpus.get(*gpu as usize)).cloned().collect();
             Some(RunHost { name: node.name.clone(), cpus, gpus: part.gpus.iter().map(of_rank).collect() })
         };
         env.entry("OMP_NUM_THREADS".into()).or_insert_with(|| ask.shape.threads_per_rank.max(1).to_string());

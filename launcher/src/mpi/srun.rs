@@ -122,7 +122,8 @@ fn mask(cpus: &[u32]) -> String {
     for cpu in cpus {
         digits[*cpu as usize / 4] |= 1 << (cpu % 4);
     }
-    let digits: String = digits.iter().rev().map(|digit| char::from_digit(u32::from(*digit), 16).unwrap_or('0')).collect();
+    let digits: String =
+        digits.iter().rev().map(|digit| char::from_digit(u32::from(*digit), 16).unwrap_or('0')).collect();
     format!("0x{digits}")
 }
 

@@ -24,7 +24,8 @@ impl Template {
         let mut commands = Handlebars::new();
         commands.set_strict_mode(true);
         // Only a NUL can't be quoted, and nothing here has one.
-        commands.register_escape_fn(|word| shlex::try_quote(word).map_or_else(|_| String::new(), |word| word.into_owned()));
+        commands
+            .register_escape_fn(|word| shlex::try_quote(word).map_or_else(|_| String::new(), |word| word.into_owned()));
         commands.register_template_string("mpi", text).map_err(|error| MpiError::TemplateSyntax(Box::new(error)))?;
         Ok(Self { commands })
     }

@@ -22,8 +22,7 @@ fn nodes(vendor: GpuVendor, mig: bool) -> Vec<Node> {
             mig,
             near_cores: vec![(3 - device) * 2, (3 - device) * 2 + 1],
         };
-        let hardware =
-            NodeHardware { cores: (0..8).map(core).collect(), gpus: (0..4).map(gpu).collect(), mem_mb: 0 };
+        let hardware = NodeHardware { cores: (0..8).map(core).collect(), gpus: (0..4).map(gpu).collect(), mem_mb: 0 };
         Node::new(format!("nid0010{number}"), hardware, number == 1)
     };
     (1..=2).map(node).collect()
@@ -51,7 +50,11 @@ fn runs() -> Vec<(&'static str, RankedRun)> {
         ),
         (
             "8 ranks on 2 nodes with 1 GPU and both threads of a core each",
-            run(&cuda, ResourceShape { threads_per_rank: 2, threads_per_core: 2, gpus_per_rank: 1.0, ..ranks(2, 4) }, &[]),
+            run(
+                &cuda,
+                ResourceShape { threads_per_rank: 2, threads_per_core: 2, gpus_per_rank: 1.0, ..ranks(2, 4) },
+                &[],
+            ),
         ),
         (
             "2 ranks that share a GPU",
@@ -190,7 +193,9 @@ fn amd_devices_are_not_chosen_twice() {
     assert_eq!(command.env.get("ROCR_VISIBLE_DEVICES").map(String::as_str), Some("0"));
     assert!(command.unset.iter().any(|name| name == "HIP_VISIBLE_DEVICES"));
     let srun = srun::Srun { version: (23, 2) }.command(&run).unwrap().argv.join(" ");
-    assert!(srun.contains(" env -u HIP_VISIBLE_DEVICES -u CUDA_VISIBLE_DEVICES -u GPU_DEVICE_ORDINAL ROCR_VISIBLE_DEVICES=0 ./a b"));
+    assert!(srun.contains(
+        " env -u HIP_VISIBLE_DEVICES -u CUDA_VISIBLE_DEVICES -u GPU_DEVICE_ORDINAL ROCR_VISIBLE_DEVICES=0 ./a b"
+    ));
 }
 
 /// A machine without MPI can't run these; the project's tests install one.
@@ -216,7 +221,9 @@ fn printed(launch: &dyn MpiLaunch, run: &RankedRun) -> Vec<String> {
 fn real_run(nodes: &[Node], shape: ResourceShape, variables: ranks::RankVariables) -> RankedRun {
     let mut run = run(nodes, shape, &[]);
     let ranks::RankVariables { global, .. } = variables;
-    let script = format!("echo \"rank ${global} has X=$X GPUs=$CUDA_VISIBLE_DEVICES on $(grep Cpus_allowed_list /proc/self/status | cut -f2) $1\"");
+    let script = format!(
+        "echo \"rank ${global} has X=$X GPUs=$CUDA_VISIBLE_DEVICES on $(grep Cpus_allowed_list /proc/self/status | cut -f2) $1\""
+    );
     run.program = ["sh", "-c", &script, "sh", "größe & more"].map(String::from).to_vec();
     run
 }
@@ -237,7 +244,10 @@ fn real_ranks(kind: MpiKind, variables: ranks::RankVariables) {
     let lines = printed(launch.as_ref(), &real_run(&pair, two, variables));
     assert_eq!(lines.len(), 4, "{lines:?}");
     for (rank, line) in lines.iter().enumerate() {
-        assert!(line.starts_with(&format!("rank {rank} has X=a b GPUs= on ")) && line.ends_with(" größe & more"), "{line}");
+        assert!(
+            line.starts_with(&format!("rank {rank} has X=a b GPUs= on ")) && line.ends_with(" größe & more"),
+            "{line}"
+        );
     }
     // Two ranks with a core and a MIG slice each.
     let one = this_machine(1, 2);
@@ -245,7 +255,8 @@ fn real_ranks(kind: MpiKind, variables: ranks::RankVariables) {
         let shape = ResourceShape { ranks_per_node: 2, gpus_per_rank: 1.0, ..ResourceShape::default() };
         let lines = printed(launch.as_ref(), &real_run(&one, shape, variables));
         // Each rank is on a core of its own; which one is placement's choice.
-        let bound = |rank: usize| format!("rank {rank} has X=a b GPUs=MIG-{rank} on {} größe & more", one[0].cores[rank].id);
+        let bound =
+            |rank: usize| format!("rank {rank} has X=a b GPUs=MIG-{rank} on {} größe & more", one[0].cores[rank].id);
         assert_eq!(lines.len(), 2, "{lines:?}");
         if one[0].cores.iter().all(|core| core.numa == 0) {
             assert_eq!(lines, [bound(0), bound(1)]);
@@ -260,7 +271,6 @@ fn mpich_really_starts_ranks() {
 
 #[test]
 fn openmpi_really_starts_ranks() {
-    let variables =
-        ranks::RankVariables { global: "OMPI_COMM_WORLD_RANK", local: "OMPI_COMM_WORLD_LOCAL_RANK" };
+    let variables = ranks::RankVariables { global: "OMPI_COMM_WORLD_RANK", local: "OMPI_COMM_WORLD_LOCAL_RANK" };
     real_ranks(MpiKind::Openmpi, variables);
 }

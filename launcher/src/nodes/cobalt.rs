@@ -13,11 +13,5 @@ pub(super) fn list(env: Env<'_>) -> Result<Option<Listed>, NodesError> {
     } else {
         return Ok(None);
     };
-    Ok(Some(Listed {
-        source: Source::Cobalt,
-        variable,
-        scheduler_id: set(env, "COBALT_JOBID"),
-        hosts,
-        mem_mb: None,
-    }))
+    Ok(Some(Listed { source: Source::Cobalt, variable, scheduler_id: set(env, "COBALT_JOBID"), hosts, mem_mb: None }))
 }

@@ -71,7 +71,8 @@ fn files_of_slots_give_each_host_once() {
 
 #[test]
 fn cobalt_numbers_are_names_of_nodes() {
-    let listed = listed(SchedulerKind::Cobalt, &[("COBALT_PARTNAME", "1001-1003,1030"), ("COBALT_JOBID", "9")]).unwrap();
+    let listed =
+        listed(SchedulerKind::Cobalt, &[("COBALT_PARTNAME", "1001-1003,1030"), ("COBALT_JOBID", "9")]).unwrap();
     assert_eq!(names(&listed), ["nid01001", "nid01002", "nid01003", "nid01030"]);
 }
 
@@ -122,7 +123,11 @@ fn machine() -> tempfile::TempDir {
     root
 }
 
-fn equipped(hosts: &[(&str, Option<u32>)], settings: &LauncherSettings, mem_mb: Option<u64>) -> Vec<(String, usize, bool, u64)> {
+fn equipped(
+    hosts: &[(&str, Option<u32>)],
+    settings: &LauncherSettings,
+    mem_mb: Option<u64>,
+) -> Vec<(String, usize, bool, u64)> {
     let root = machine();
     let hosts = hosts.iter().map(|(name, cpus)| Host { name: (*name).into(), cpus: *cpus }).collect();
     let listed = Listed { source: Source::Slurm, variable: "x", scheduler_id: None, hosts, mem_mb };
@@ -138,14 +143,18 @@ fn this_node_has_its_mask_and_the_others_what_was_granted() {
         [("n1".into(), 2, true, 1000), ("n2".into(), 4, false, 1000), ("n3".into(), 1, false, 1000)]
     );
     let set = LauncherSettings { cpus_per_node: Some(6), ..LauncherSettings::default() };
-    assert_eq!(equipped(&[("n1", None), ("n2", None)], &set, None), [("n1".into(), 6, true, 8192), ("n2".into(), 6, false, 8192)]);
+    assert_eq!(
+        equipped(&[("n1", None), ("n2", None)], &set, None),
+        [("n1".into(), 6, true, 8192), ("n2".into(), 6, false, 8192)]
+    );
 }
 
 #[test]
 fn gpu_ids_of_the_settings_win() {
     let root = machine();
     let settings = LauncherSettings { gpu_ids: Some(vec!["0.0".into(), "0.1".into()]), ..Default::default() };
-    let listed = Listed { source: Source::Pbs, variable: "x", scheduler_id: None, hosts: vec![Host::new("a")], mem_mb: None };
+    let listed =
+        Listed { source: Source::Pbs, variable: "x", scheduler_id: None, hosts: vec![Host::new("a")], mem_mb: None };
     let allocation = equip(listed, "b", &System::below(root.path()), &settings, &|_| None);
     let gpus = &allocation.nodes[0].gpus;
     assert_eq!((gpus.len(), gpus[0].vendor), (2, GpuVendor::Intel));

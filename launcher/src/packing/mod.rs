@@ -85,6 +85,8 @@ pub struct Room {
 }
 
 #[cfg(test)]
+mod properties;
+#[cfg(test)]
 mod simulation;
 #[cfg(test)]
 mod tests;

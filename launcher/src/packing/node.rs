@@ -71,9 +71,10 @@ impl NodeState {
             domains.entry(core.numa).or_default().insert(place);
         }
         let near = |ids: &[u32]| {
-            let near = node.cores.iter().enumerate().filter(|(_, core)| {
-                ids.contains(&core.id) || core.threads.iter().any(|thread| ids.contains(thread))
-            });
+            let near =
+                node.cores.iter().enumerate().filter(|(_, core)| {
+                    ids.contains(&core.id) || core.threads.iter().any(|thread| ids.contains(thread))
+                });
             near.map(|(place, _)| place).collect::<Bits>()
         };
         Self {
@@ -163,9 +164,7 @@ impl NodeState {
     /// Whether a Job's part would fit if the node were empty. A wide Job owns its nodes, so that more ranks
     /// than cores is its own decision.
     pub(super) fn could_hold(&self, need: &Need) -> bool {
-        let has_gpus = || {
-            need.gpu_share == 0 || fits_shares(&vec![WHOLE; self.free_shares.len()], &self.mig, need)
-        };
+        let has_gpus = || need.gpu_share == 0 || fits_shares(&vec![WHOLE; self.free_shares.len()], &self.mig, need);
         (need.is_wide() || self.total_cores >= need.cores)
             && (self.total_mem_mb == 0 || self.total_mem_mb >= need.mem_mb)
             && has_gpus()

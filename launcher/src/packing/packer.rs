@@ -214,7 +214,9 @@ impl Packer {
 
     /// Remembers the first Job of a group behind `key` that could still end in time as one that is passed over.
     fn pass(&self, group: GroupId, key: Option<OrderKey>, line_up: &mut LineUp) {
-        let heads = std::iter::successors(self.queue.head_after(group, key), |head| self.queue.head_after(group, Some(head.key)));
+        let heads = std::iter::successors(self.queue.head_after(group, key), |head| {
+            self.queue.head_after(group, Some(head.key))
+        });
         heads.filter(|head| self.in_time(&head.line)).take(1).for_each(|head| line_up.pass(&head));
     }
 

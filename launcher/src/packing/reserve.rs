@@ -183,7 +183,8 @@ impl Packer {
         let at = |node: usize| self.nodes[node].fits_at(&line.need, self.now_sec, |job| self.held(job, node));
         let mut emptiest: Vec<usize> = self.candidates(line, Slot::Single).collect();
         if emptiest.len() > LOOKED_AT {
-            let fill = |node: &usize| (Reverse(self.nodes[*node].free_occupancy()), Reverse(self.nodes[*node].free_cores()));
+            let fill =
+                |node: &usize| (Reverse(self.nodes[*node].free_occupancy()), Reverse(self.nodes[*node].free_cores()));
             emptiest.select_nth_unstable_by_key(LOOKED_AT - 1, fill);
             emptiest.truncate(LOOKED_AT);
         }

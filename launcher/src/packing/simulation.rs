@@ -31,7 +31,9 @@ fn means(workload: Workload, seeds: u64, policy: impl Fn() -> Box<dyn Policy>) -
 #[test]
 fn every_order_finishes_every_workload_near_the_bound() {
     for workload in Workload::ALL {
-        for sort_by in [SortBy::SmallFirst, SortBy::LongLargeFirst, SortBy::Fifo, SortBy::Priority, SortBy::ShortestFirst] {
+        for sort_by in
+            [SortBy::SmallFirst, SortBy::LongLargeFirst, SortBy::Fifo, SortBy::Priority, SortBy::ShortestFirst]
+        {
             let (excess, _) = means(workload, 100, || Box::new(world::copal(NODES, sort_by)));
             assert!(excess < 1.7, "{workload:?} {sort_by:?}: {excess}");
         }

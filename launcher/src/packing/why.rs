@@ -46,7 +46,11 @@ impl Packer {
         let aside = if aside == 0 { String::new() } else { format!(" ({} set aside)", count(aside, "node")) };
         if line.need.is_wide() {
             let empty = self.empty.len();
-            return format!("it needs {} empty nodes; {empty} of {} are empty{aside}", line.need.nodes, self.nodes.len());
+            return format!(
+                "it needs {} empty nodes; {empty} of {} are empty{aside}",
+                line.need.nodes,
+                self.nodes.len()
+            );
         }
         // The node that comes nearest is the one that tells most.
         let best = (0..self.nodes.len())
