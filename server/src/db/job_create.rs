@@ -77,7 +77,6 @@ pub async fn create(conn: &mut PgConnection, scope: Scope, mut jobs: Vec<JobCrea
     }
     let (ids, now) = take_ids(&mut *conn, new.len()).await?;
     insert_jobs(&mut *conn, owner, &new, &ids, now).await?;
-    insert_details(&mut *conn, owner, &new, &ids).await?;
     tags::insert(&mut *conn, owner, ids.iter().copied().zip(new.iter().map(|new| &new.job.tags))).await?;
     insert_transfers(&mut *conn, owner, &new, &ids).await?;
     edges.insert(&mut *conn, &ids).await?;
@@ -177,6 +176,7 @@ fn column<'a, T>(new: &'a [New<'_>], field: impl Fn(&'a New<'_>) -> T) -> Vec<T>
     new.iter().map(field).collect()
 }
 
+/// Writes both halves of the Jobs.
 async fn insert_jobs(
     conn: &mut PgConnection,
     owner: UserId,
@@ -184,12 +184,26 @@ async fn insert_jobs(
     ids: &[JobId],
     now: Timestamp,
 ) -> ApiResult<()> {
-    const SQL: &str = "insert into jobs (owner_id, last_update, id, site_id, app_id, state, priority, num_nodes, \
-         ranks_per_node, node_packing_count, wall_time_min, return_code, max_restarts, dependency_failed, \
+    // Arrays of arrays must be rectangular in Postgres, so parent_ids travel as JSON.
+    const SQL: &str = "with hot as (insert into jobs (owner_id, last_update, id, site_id, app_id, state, priority, \
+         num_nodes, ranks_per_node, node_packing_count, wall_time_min, return_code, max_restarts, dependency_failed, \
          has_transfers, has_parents, tags) \
          select $1, $2, * from unnest($3::bigint[], $4::bigint[], $5::bigint[], $6::job_state[], $7::int[], \
          $8::int[], $9::int[], $10::int[], $11::int[], $12::int[], $13::int[], $14::bool[], $15::bool[], \
-         $16::bool[], $17::jsonb[])";
+         $16::bool[], $17::jsonb[])) \
+         insert into job_details (owner_id, job_id, site_id, app_id, threads_per_rank, \
+         threads_per_core, gpus_per_rank, mem_mb, walltime_limit_min, workdir, account, serialized_parameters, \
+         parent_ids, dependencies, data, launch_params, parameters, checkpoint) \
+         select $1, u.job_id, u.site_id, u.app_id, u.threads_per_rank, u.threads_per_core, u.gpus_per_rank, \
+         u.mem_mb, u.walltime_limit_min, u.workdir, u.account, u.serialized_parameters, \
+         case when u.parent_ids = '[]' then '{}'::bigint[] \
+         else array(select e::bigint from jsonb_array_elements_text(u.parent_ids) as e) end, \
+         u.dependencies, u.data, u.launch_params, u.parameters, u.checkpoint \
+         from unnest($3::bigint[], $4::bigint[], $5::bigint[], $18::int[], $19::int[], $20::float8[], $21::bigint[], \
+         $22::int[], $23::text[], $24::text[], $25::text[], $26::jsonb[], $27::jsonb[], $28::jsonb[], $29::jsonb[], \
+         $30::jsonb[], $31::jsonb[]) as u(job_id, site_id, app_id, threads_per_rank, threads_per_core, \
+         gpus_per_rank, mem_mb, walltime_limit_min, workdir, account, serialized_parameters, parent_ids, \
+         dependencies, data, launch_params, parameters, checkpoint)";
     sqlx::query(SQL)
         .bind(owner)
         .bind(now)
@@ -208,31 +222,6 @@ async fn insert_jobs(
         .bind(column(new, |new| !new.transfers.is_empty()))
         .bind(column(new, |new| !new.job.parent_ids.is_empty() || !new.job.dependencies.is_empty()))
         .bind(column(new, |new| Json(&new.job.tags)))
-        .execute(conn)
-        .await?;
-    Ok(())
-}
-
-async fn insert_details(conn: &mut PgConnection, owner: UserId, new: &[New<'_>], ids: &[JobId]) -> ApiResult<()> {
-    // Arrays of arrays must be rectangular in Postgres, so parent_ids travel as JSON.
-    const SQL: &str = "insert into job_details (owner_id, job_id, site_id, app_id, threads_per_rank, \
-         threads_per_core, gpus_per_rank, mem_mb, walltime_limit_min, workdir, account, serialized_parameters, \
-         parent_ids, dependencies, data, launch_params, parameters, checkpoint) \
-         select $1, u.job_id, u.site_id, u.app_id, u.threads_per_rank, u.threads_per_core, u.gpus_per_rank, \
-         u.mem_mb, u.walltime_limit_min, u.workdir, u.account, u.serialized_parameters, \
-         case when u.parent_ids = '[]' then '{}'::bigint[] \
-         else array(select e::bigint from jsonb_array_elements_text(u.parent_ids) as e) end, \
-         u.dependencies, u.data, u.launch_params, u.parameters, u.checkpoint \
-         from unnest($2::bigint[], $3::bigint[], $4::bigint[], $5::int[], $6::int[], $7::float8[], $8::bigint[], \
-         $9::int[], $10::text[], $11::text[], $12::text[], $13::jsonb[], $14::jsonb[], $15::jsonb[], $16::jsonb[], \
-         $17::jsonb[], $18::jsonb[]) as u(job_id, site_id, app_id, threads_per_rank, threads_per_core, \
-         gpus_per_rank, mem_mb, walltime_limit_min, workdir, account, serialized_parameters, parent_ids, \
-         dependencies, data, launch_params, parameters, checkpoint)";
-    sqlx::query(SQL)
-        .bind(owner)
-        .bind(ids)
-        .bind(column(new, |new| new.app.site_id))
-        .bind(column(new, |new| new.app.id))
         .bind(column(new, |new| new.job.threads_per_rank))
         .bind(column(new, |new| new.job.threads_per_core))
         .bind(column(new, |new| new.job.gpus_per_rank))
