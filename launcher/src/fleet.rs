@@ -32,6 +32,7 @@ use tracing::{info, warn};
 use crate::{
     hardware::NodeHardware,
     mpi::LaunchCommand,
+    partition::PARENT_PIPE,
     protocol::{self, Event, FromWorker, Key, MAX_FRAME, Nonce, Proof, Setup, Side, ToWorker},
 };
 
@@ -94,6 +95,7 @@ impl Fleet {
         ours.set_nonblocking(true).context("can't use a socket")?;
         let child = Command::new(&self.program)
             .arg("worker")
+            .env_remove(PARENT_PIPE)
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(Stdio::null())
             .process_group(0)
@@ -150,6 +152,7 @@ impl Fleet {
         let (name, arguments) = launch.argv.split_first().context("the command that starts ranks is empty")?;
         let mut command = Command::new(name);
         command.args(arguments).envs(&launch.env).stdin(Stdio::null()).stdout(Stdio::null()).process_group(0);
+        command.env_remove(PARENT_PIPE);
         for variable in &launch.unset {
             command.env_remove(variable);
         }

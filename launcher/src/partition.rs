@@ -29,7 +29,7 @@ use crate::{
 };
 
 /// The variable by which a partition's launcher knows that standard input is a pipe from its parent.
-const PARENT_PIPE: &str = "COPAL_PARTITION_PIPE";
+pub const PARENT_PIPE: &str = "COPAL_PARTITION_PIPE";
 
 /// Runs all partitions to their ends.
 ///

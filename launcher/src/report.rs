@@ -160,7 +160,7 @@ impl Sender {
                     if self.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                         return self.give_up();
                     }
-                    self.wait(backoff.next()).await;
+                    self.wait(backoff.wait()).await;
                 }
             }
         }

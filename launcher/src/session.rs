@@ -30,9 +30,9 @@ const SAME_SIGNALS_GAP: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 pub enum Heard {
     /// Jobs that this Session holds now, and the names of Apps that were not known before.
-    Acquired(Vec<Job>, HashMap<AppId, String>),
+    Acquired(SessionId, Vec<Job>, HashMap<AppId, String>),
     /// Asking for Jobs did not succeed; when to ask again.
-    NotAcquired(Duration),
+    NotAcquired(SessionId, Duration),
     /// What to cancel, whether to stop.
     Signals(Signals),
     /// This Session is gone.
@@ -81,7 +81,7 @@ impl Default for Backoff {
 
 impl Backoff {
     /// How long to wait now.
-    pub fn next(&mut self) -> Duration {
+    pub fn wait(&mut self) -> Duration {
         let wait = self.next.mul_f64(rand::random_range(0.75..1.25));
         self.next = (self.next * 2).min(Duration::from_secs(5));
         wait
@@ -110,7 +110,7 @@ pub async fn open(
             Err(error) if error.is_transient() && Instant::now() < give_up => {
                 warn!(error = %chain(&error), "can't open a Session yet");
                 let left = give_up.saturating_duration_since(Instant::now());
-                tokio::time::sleep(backoff.next().min(left)).await;
+                tokio::time::sleep(backoff.wait().min(left)).await;
             }
             Err(error) => return Err(error).context("can't open a Session"),
         }
@@ -171,7 +171,7 @@ pub async fn hear_signals(client: Client, id: SessionId, contact: Contact, heard
                 if !std::mem::replace(&mut is_away, true) {
                     warn!(error = %chain(&error), "no signals from the service; running Jobs go on");
                 }
-                tokio::time::sleep(backoff.next()).await;
+                tokio::time::sleep(backoff.wait()).await;
             }
         }
     }
@@ -219,7 +219,7 @@ impl Asker {
             let apps = loop {
                 match self.client.list_apps(&[self.site_id]).await {
                     Ok(apps) => break apps,
-                    Err(error) if error.is_transient() => tokio::time::sleep(backoff.next()).await,
+                    Err(error) if error.is_transient() => tokio::time::sleep(backoff.wait()).await,
                     Err(error) => return Err(error),
                 }
             };
@@ -250,11 +250,11 @@ mod tests {
     #[test]
     fn the_wait_grows_to_a_bound() {
         let mut backoff = Backoff::default();
-        assert!(backoff.next() < Duration::from_millis(200));
-        let last = (0..20).map(|_| backoff.next()).last().unwrap();
+        assert!(backoff.wait() < Duration::from_millis(200));
+        let last = (0..20).map(|_| backoff.wait()).last().unwrap();
         assert!(last > Duration::from_secs(3) && last < Duration::from_secs(7), "{last:?}");
         backoff.reset();
-        assert!(backoff.next() < Duration::from_millis(200));
+        assert!(backoff.wait() < Duration::from_millis(200));
     }
 
     #[test]

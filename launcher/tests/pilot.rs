@@ -19,6 +19,8 @@ use support::{
 };
 
 const QUICK: &str = "launcher: {idle_ttl_sec: 0.5, kill_grace_sec: 1, cpus_per_node: 4}\n";
+/// Ends when the test makes the file `gate` at the Site.
+const GATED: &str = "while [ ! -e ../../../gate ]; do sleep 0.02; done";
 const SERIAL: &[&str] = &["-j", "serial", "-t", "10", "--batch-job-id", "7"];
 
 #[test]
@@ -55,12 +57,11 @@ fn jobs_run_once_each_and_their_ends_are_told_apart() {
 fn pitfall_109_a_service_that_is_away_for_a_while_loses_nothing() {
     for mood in [Mood::Away, Mood::Busy, Mood::Unauthenticated] {
         let service = Service::start(QUICK);
-        (1..=4).for_each(|id| service.job(id, "read x < ../../../gate"));
-        assert!(std::process::Command::new("mkfifo").arg(service.path("site/gate")).status().unwrap().success());
+        (1..=4).for_each(|id| service.job(id, GATED));
         let mut launcher = service.launch(SERIAL);
         (1..=4).for_each(|id| drop(service.wait_for(id, "RUNNING")));
         service.mood(mood);
-        std::fs::write(service.path("site/gate"), "1\n2\n3\n4\n").unwrap();
+        std::fs::write(service.path("site/gate"), "").unwrap();
         // While it is away the results are on the disk.
         wait_until(|| spool::list(&service.path("site/spool")).is_ok_and(|files| !files.is_empty()), "a spool file");
         service.mood(Mood::Well);
@@ -78,12 +79,11 @@ fn pitfall_109_a_service_that_is_away_for_a_while_loses_nothing() {
 #[test]
 fn pitfall_135_a_service_that_is_away_at_the_end_leaves_the_results_in_the_spool() {
     let service = Service::start(QUICK);
-    service.job(1, "read x < ../../../gate; exit 5");
-    assert!(std::process::Command::new("mkfifo").arg(service.path("site/gate")).status().unwrap().success());
+    service.job(1, &format!("{GATED}; exit 5"));
     let mut launcher = service.launch(&["-j", "serial", "-t", "0.1", "--batch-job-id", "7"]);
     service.wait_for(1, "RUNNING");
     service.mood(Mood::Away);
-    std::fs::write(service.path("site/gate"), "go\n").unwrap();
+    std::fs::write(service.path("site/gate"), "").unwrap();
     assert_eq!(launcher.wait(), Some(0));
     let files = spool::list(&service.path("site/spool")).unwrap();
     let left = spool::read(&files[0]).unwrap();
@@ -332,7 +332,7 @@ fn partitions_have_their_own_sessions_tags_and_fates() {
 fn other_nodes_have_workers_of_their_own() {
     // Nodes that are not this machine, and a command that "reaches" them by running here.
     let settings = "launcher:\n  idle_ttl_sec: 1\n  cpus_per_node: 4\n  mpi: template\n  \
-                    mpi_template: 'env COPAL_TEST_NODE={{hosts}} {{{command}}}'\n";
+                    mpi_template: 'env COPAL_TEST_NODE={{hosts}}'\n";
     let service = Service::start(settings);
     for id in 1..=3 {
         service.job_with(

@@ -3,7 +3,7 @@
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use chrono::Utc;
@@ -159,6 +159,11 @@ impl Book {
 
     pub(super) fn known_apps(&self) -> HashSet<AppId> {
         self.apps.known()
+    }
+
+    /// How many workers there are.
+    pub(super) fn workers(&self) -> usize {
+        self.posts.len()
     }
 
     /// Whether no worker has anything to run.
@@ -362,7 +367,9 @@ impl Book {
             let mut tasks = Vec::new();
             for _ in post.followers..target {
                 let Some(held) = self.waiting.next_of(class) else { break };
-                let ends = now + std::time::Duration::from_secs(60) * held.job.wall_time_min.max(1).unsigned_abs() / 2;
+                // The same margin of a minute as the packer's.
+                let minutes = held.job.wall_time_min.max(1).unsigned_abs() - 1;
+                let ends = now + Duration::from_secs(60) * minutes;
                 let run = RunId(self.id());
                 let task = match self.apps.of(&held.job) {
                     Ok(app) if ends < deadline.term_at => self.workshop.task(run, class, &held.job, app, None).ok(),
@@ -469,7 +476,7 @@ impl Book {
     }
 
     /// A worker is gone, and with it its runs: those that had started run again later, the others at once.
-    pub(super) fn worker_lost(&mut self, worker: usize) -> Vec<JobUpdate> {
+    pub(super) fn worker_lost(&mut self, worker: usize, reason: &str, message: &str) -> Vec<JobUpdate> {
         let runs: Vec<RunId> = self.runs.iter().filter(|(_, run)| run.worker == worker).map(|(id, _)| *id).collect();
         let slots: Vec<SlotId> =
             self.slots.iter().filter(|(_, slot)| slot.worker == worker).map(|(id, _)| *id).collect();
@@ -490,8 +497,7 @@ impl Book {
             if !state.has_started {
                 updates.push(verdict::plain(job.id, JobState::Running, Utc::now()));
             }
-            let message = "the worker process on its node was gone";
-            updates.push(verdict::with_reason(job.id, JobState::RunTimeout, Utc::now(), "worker_lost", message));
+            updates.push(verdict::with_reason(job.id, JobState::RunTimeout, Utc::now(), reason, message));
         }
         self.posts[worker].followers = 0;
         updates
@@ -560,10 +566,15 @@ impl Book {
         }
     }
 
+    /// The longest grace of a run that saves its state.
+    pub(super) fn longest_checkpoint(&self) -> Duration {
+        self.checkpoints.last().map_or(Duration::ZERO, |(grace, _)| Duration::from_millis(*grace))
+    }
+
     /// When the next run must be told to save its state, so that it has its grace before the end.
     pub(super) fn next_checkpoint(&self, deadline: &Deadline) -> Option<Instant> {
         let (grace, _) = self.checkpoints.last()?;
-        deadline.term_at.checked_sub(std::time::Duration::from_millis(*grace))
+        deadline.term_at.checked_sub(Duration::from_millis(*grace))
     }
 
     /// Tells those that are due.

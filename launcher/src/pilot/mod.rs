@@ -5,7 +5,10 @@
 
 mod book;
 pub mod demand;
+mod posts;
 mod rate;
+mod setup;
+mod signals;
 pub mod verdict;
 mod waiting;
 
@@ -18,13 +21,8 @@ use copal_client::{
     launcher_exit::{ExitReason, LauncherExit},
     spool::SpoolHeader,
 };
-use copal_schemas::{
-    BatchJobId, JobId, SessionId, StringMap, batch_job::JobMode, resources::ResourceShape, settings::Settings,
-};
-use tokio::{
-    signal::unix::{Signal as SignalStream, SignalKind, signal},
-    sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
-};
+use copal_schemas::{BatchJobId, SessionId, batch_job::JobMode, settings::Settings};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tracing::{error, info, warn};
 
 use crate::{
@@ -32,9 +30,7 @@ use crate::{
     fleet::{Fleet, FromFleet},
     logs,
     mode::task::Workshop,
-    mpi,
-    nodes::{self, Allocation, Node},
-    partition,
+    mpi, partition,
     process::tree,
     protocol::{Cause, Setup},
     report::{Reporter, Verdict},
@@ -43,9 +39,15 @@ use crate::{
 };
 use book::Book;
 use demand::Terms;
+use posts::{Posts, start_remote_workers};
+use setup::minutes_to;
+pub use setup::{exit_record, nodes_of, site_of};
+use signals::Signals;
 
 /// How long a Session is held for a launcher that is not heard: in a BatchJob that runs, and else.
 const HOLD: [(&str, f64); 2] = [("COPAL_LEASE_HOLD_SEC", 1_800.0), ("COPAL_LEASE_SEC", 300.0)];
+/// How long a killed run may hang in the kernel before it is left behind.
+const HANG: Duration = Duration::from_secs(12);
 /// How often followers that wait beside free room are looked at.
 const RECALL_PERIOD: Duration = Duration::from_millis(200);
 /// How often a worker may be lost before the pilot gives up on its nodes.
@@ -83,51 +85,6 @@ pub fn run(args: &PilotArgs) -> Result<()> {
         Ok(_) => Ok(()),
         Err(error) => Err(error),
     }
-}
-
-/// The Site that is meant, and its settings.
-///
-/// # Errors
-/// When there is none, or its settings are wrong.
-pub fn site_of(args: &PilotArgs) -> Result<(SiteDir, Settings)> {
-    let site = match &args.site {
-        Some(path) => SiteDir::new(std::path::absolute(path).context("can't make the Site's path absolute")?),
-        None => SiteDir::find().context("this folder is in no Site; name one by --site")?,
-    };
-    if site.root().to_str().is_none() {
-        bail!("the Site's path {} is not UTF-8; move the Site", site.root().display());
-    }
-    let settings = site.settings().context("can't use the Site's settings")?;
-    site.create_folders().context("can't use the Site's folder")?;
-    Ok((site, settings))
-}
-
-/// The exit record of now.
-#[must_use]
-pub fn exit_record(reason: ExitReason, message: &str, runs: u64) -> LauncherExit {
-    LauncherExit { reason, message: message.into(), time: Utc::now(), runs }
-}
-
-/// The nodes of this launcher.
-///
-/// # Errors
-/// When the scheduler's list can't be read, or has not the nodes that the partition needs.
-pub fn nodes_of(args: &PilotArgs, settings: &Settings) -> Result<Allocation> {
-    let mut allocation = nodes::discover(settings, &|name| std::env::var(name).ok()).context("can't find the nodes")?;
-    if let Some((first, count)) = args.nodes {
-        if first + count > allocation.nodes.len() {
-            bail!(
-                "the allocation has {} nodes; nodes {first} to {} are asked for",
-                allocation.nodes.len(),
-                first + count - 1
-            );
-        }
-        allocation.nodes = allocation.nodes.drain(first..first + count).collect();
-    }
-    if allocation.nodes.is_empty() {
-        bail!("the allocation has no nodes");
-    }
-    Ok(allocation)
 }
 
 /// Why a pilot stops.
@@ -199,12 +156,17 @@ struct Pilot {
     last_busy: Instant,
     is_cut_off: bool,
     stopping: Option<Reason>,
+    /// When whatever still runs is given up.
+    give_up_at: Option<Instant>,
 }
 
 impl Pilot {
     async fn start(args: &PilotArgs, site: SiteDir, settings: Settings, start: Instant) -> Result<Self> {
         let mode = args.job_mode.context("-j is missing")?;
         let wall_time_min = args.wall_time_min.context("-t is missing")?;
+        // Slurm knows when its allocation ends; what ran before the launcher has used up some of the time.
+        let left_min = minutes_to(std::env::var("SLURM_JOB_END_TIME").ok().as_deref(), Utc::now().timestamp());
+        let wall_time_min = left_min.map_or(wall_time_min, |left| left.min(wall_time_min));
         let deadline = Deadline::new(start, wall_time_min, settings.launcher.wall_time_pad_sec);
         let credentials = Credentials::load()?;
         let client = Client::from_credentials(&credentials)?;
@@ -287,6 +249,7 @@ impl Pilot {
             last_busy: Instant::now(),
             is_cut_off: false,
             stopping: None,
+            give_up_at: None,
         };
         pilot.open_session();
         Ok(pilot)
@@ -373,7 +336,9 @@ impl Pilot {
 
     fn hear(&mut self, heard: Heard) {
         match heard {
-            Heard::Acquired(jobs, names) => {
+            // An answer that belongs to a Session which is gone.
+            Heard::Acquired(session_id, ..) | Heard::NotAcquired(session_id, _) if !self.speaks_for(session_id) => {}
+            Heard::Acquired(_, jobs, names) => {
                 self.asking.in_flight = false;
                 if std::mem::take(&mut self.asking.maybe_lost) {
                     self.last_busy = Instant::now();
@@ -384,7 +349,7 @@ impl Pilot {
                 let refused = self.book.receive(jobs, Instant::now(), &self.deadline);
                 self.report(refused);
             }
-            Heard::NotAcquired(wait) => {
+            Heard::NotAcquired(_, wait) => {
                 self.asking.in_flight = false;
                 self.asking.maybe_lost = true;
                 self.asking.not_before = Some(Instant::now() + wait);
@@ -403,6 +368,10 @@ impl Pilot {
         }
     }
 
+    fn speaks_for(&self, session_id: SessionId) -> bool {
+        self.lease.as_ref().is_some_and(|lease| lease.asker.session_id == session_id)
+    }
+
     fn hear_verdict(&mut self, verdict: Verdict) {
         match verdict {
             Verdict::NotHeld(jobs) => {
@@ -415,7 +384,7 @@ impl Pilot {
 
     /// The Session is gone: what runs under it is killed, and a new one is opened.
     fn lose_session(&mut self, session_id: SessionId) {
-        if self.lease.as_ref().is_none_or(|lease| lease.asker.session_id != session_id) {
+        if !self.speaks_for(session_id) {
             return;
         }
         warn!(session.id = %session_id, "the Session ended; killing its runs");
@@ -448,7 +417,7 @@ impl Pilot {
 
     /// A worker is gone: its runs are over, what they left is killed, and a new worker takes its place.
     async fn replace_worker(&mut self, worker: usize) {
-        let updates = self.book.worker_lost(worker);
+        let updates = self.book.worker_lost(worker, "worker_lost", "the worker process on its node was gone");
         warn!(worker, runs = updates.len(), "a worker is gone; its Jobs run again elsewhere or later");
         self.report(updates);
         self.book.set_aside(worker);
@@ -492,6 +461,9 @@ impl Pilot {
         }
         self.check_lease(now);
         if self.stopping.is_some() {
+            if self.give_up_at.is_some_and(|at| now >= at) && !self.book.is_empty() {
+                self.give_up();
+            }
             return;
         }
         self.book.checkpoint(now, &self.deadline, self.settings.launcher.kill_grace_sec, &self.fleet);
@@ -525,14 +497,14 @@ impl Pilot {
         self.asking.not_before = None;
         let (asker, heard, lost) = (lease.asker.clone(), self.mouths.heard.clone(), self.asking.maybe_lost);
         let known = self.book.known_apps();
-        let (mine, wait) = (self.book.held(), self.asking.backoff.next());
+        let (mine, wait) = (lost.then(|| self.book.held()), self.asking.backoff.wait());
         tokio::spawn(async move {
-            let answer = match asker.ask(&question, |id| known.contains(&id), lost.then_some(&mine)).await {
-                Ok((jobs, names)) => Heard::Acquired(jobs, names),
+            let answer = match asker.ask(&question, |id| known.contains(&id), mine.as_ref()).await {
+                Ok((jobs, names)) => Heard::Acquired(asker.session_id, jobs, names),
                 Err(error) if session::is_ended(&error) => Heard::Ended(asker.session_id),
                 Err(error) => {
                     warn!(error = %chain(&error), "can't acquire Jobs");
-                    Heard::NotAcquired(wait)
+                    Heard::NotAcquired(asker.session_id, wait)
                 }
             };
             drop(heard.send(answer));
@@ -562,15 +534,28 @@ impl Pilot {
             return;
         }
         info!(reason = reason.message, running = self.book.running(), "launcher stops");
-        let grace = self.deadline.grace_sec(Instant::now(), self.settings.launcher.kill_grace_sec);
+        let now = Instant::now();
+        let grace = self.deadline.grace_sec(now, self.settings.launcher.kill_grace_sec);
+        let last = self.book.longest_checkpoint() + Duration::from_secs_f64(grace) + HANG;
+        self.give_up_at = Some(now + last);
         self.book.kill_all(Cause::EndOfTime, grace, &self.fleet);
         self.stopping = Some(reason);
+    }
+
+    /// Leaves runs that can't be killed, as processes that hang in the kernel can't.
+    fn give_up(&mut self) {
+        error!(runs = self.book.running(), "runs do not end; leaving them behind");
+        for worker in 0..self.book.workers() {
+            let message = "the launcher's time was over, and it did not end when it was killed";
+            let updates = self.book.worker_lost(worker, "walltime", message);
+            self.report(updates);
+        }
     }
 
     /// When something is due that nobody else says.
     fn next_wake(&self) -> Instant {
         let now = Instant::now();
-        let mut wake = now + Duration::from_secs(30);
+        let mut wake = self.give_up_at.unwrap_or(now + Duration::from_secs(30));
         if self.stopping.is_none() {
             wake = wake.min(self.deadline.term_at);
             if self.book.is_empty() {
@@ -617,106 +602,5 @@ impl Pilot {
         self.fleet.close(Duration::from_secs(3)).await;
         info!(runs, reason = reason.message, "launcher ends");
         exit_record(reason.exit, &reason.message, runs)
-    }
-}
-
-/// The signals by which a scheduler, or a person, ends a launcher.
-struct Signals {
-    streams: [(SignalStream, &'static str); 4],
-}
-
-impl Signals {
-    fn new() -> std::io::Result<Self> {
-        let stream = |kind, name| Ok::<_, std::io::Error>((signal(kind)?, name));
-        Ok(Self {
-            streams: [
-                stream(SignalKind::terminate(), "SIGTERM")?,
-                stream(SignalKind::user_defined1(), "SIGUSR1")?,
-                stream(SignalKind::interrupt(), "SIGINT")?,
-                stream(SignalKind::hangup(), "SIGHUP")?,
-            ],
-        })
-    }
-
-    async fn next(&mut self) -> &'static str {
-        let [term, usr1, int, hup] = &mut self.streams;
-        tokio::select! {
-            _ = term.0.recv() => term.1,
-            _ = usr1.0.recv() => usr1.1,
-            _ = int.0.recv() => int.1,
-            _ = hup.0.recv() => hup.1,
-        }
-    }
-}
-
-/// Which worker serves which node.
-struct Posts {
-    /// For each worker the node that it must be started on; `None` for the one of this machine.
-    workers: Vec<Option<usize>>,
-    /// For each node its worker.
-    of_node: Vec<usize>,
-}
-
-impl Posts {
-    /// In mpi mode one worker runs all commands here. In serial mode each other node has its own; the
-    /// local one, and pretended ones, share one.
-    fn new(mode: JobMode, nodes: &[Node]) -> Self {
-        if mode == JobMode::Mpi {
-            return Self { workers: vec![None], of_node: vec![0; nodes.len()] };
-        }
-        let (mut workers, mut of_node) = (Vec::new(), Vec::new());
-        let mut local = None;
-        for (index, node) in nodes.iter().enumerate() {
-            let worker = match (node.is_local, local) {
-                (true, Some(worker)) => worker,
-                _ => {
-                    workers.push((!node.is_local).then_some(index));
-                    workers.len() - 1
-                }
-            };
-            if node.is_local {
-                local = Some(worker);
-            }
-            of_node.push(worker);
-        }
-        Self { workers, of_node }
-    }
-}
-
-/// Starts the workers of other nodes by the platform's MPI command, one command a node, so that the end
-/// of one does not take the others with it.
-async fn start_remote_workers(
-    fleet: &mut Fleet,
-    posts: &Posts,
-    nodes: &[Node],
-    mpi: &(dyn mpi::MpiLaunch + Send + Sync),
-    program: &std::path::Path,
-    site: &SiteDir,
-) -> Result<()> {
-    let mut names: Vec<String> = nodes.iter().filter(|node| node.is_local).map(|node| node.name.clone()).collect();
-    names.extend(nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok()));
-    names.dedup();
-    let arguments = fleet.listen(&site.qsubmit(), &names).await?;
-    for (worker, node) in posts.workers.iter().enumerate() {
-        let Some(node) = *node else { continue };
-        let mut words = vec![program.display().to_string()];
-        words.extend(arguments.clone());
-        words.extend(["--node".to_owned(), worker.to_string()]);
-        let launch = mpi.command(&one_process(&nodes[node], words))?;
-        fleet.start_elsewhere(worker, &launch)?;
-    }
-    Ok(())
-}
-
-/// One process on a node that may use all of it.
-fn one_process(node: &Node, program: Vec<String>) -> mpi::RankedRun {
-    let host = mpi::RunHost { name: node.name.clone(), cpus: Vec::new(), gpus: Vec::new() };
-    mpi::RankedRun {
-        job: JobId(0),
-        shape: ResourceShape::default(),
-        hosts: vec![host],
-        program,
-        env: StringMap::new(),
-        launch_params: StringMap::new(),
     }
 }

@@ -36,8 +36,14 @@ pub(super) struct Waiting {
 impl Waiting {
     pub(super) fn add(&mut self, held: Held) {
         self.token_of.insert(held.job.id, held.ask.job);
-        self.order.entry(held.class).or_default().push_back(held.ask.job);
-        *self.counts.entry(held.class).or_default() += 1;
+        let count = self.counts.entry(held.class).or_default();
+        *count += 1;
+        let order = self.order.entry(held.class).or_default();
+        // What was taken another way must not pile up.
+        if order.len() > 2 * *count + 64 {
+            order.retain(|token| self.held.contains_key(token));
+        }
+        order.push_back(held.ask.job);
         match held.is_wide {
             true => self.wide += 1,
             false => self.narrow_nodes += held.nodes,

@@ -115,6 +115,7 @@ mod tests {
 
     use super::*;
 
+    #[expect(clippy::zombie_processes, reason = "it is reaped by what is tested")]
     fn run(script: &str) -> Reaped {
         let child = Command::new("/bin/sh").args(["-c", script]).spawn().unwrap();
         let pid = Pid::from_raw(i32::try_from(child.id()).unwrap());

@@ -415,10 +415,10 @@ fn update(state: &mut State, changed: &Condvar, session: i64, body: &Value) -> O
                 state.cancel.retain(|cancelled| *cancelled != job);
             }
         }
-        changed.notify_all();
     } else {
         state.doubled_keys += 1;
     }
+    changed.notify_all();
     match state.mood {
         Mood::LosesUpdateAnswers => None,
         _ => Some((200, json!({"accepted": updates.len() - rejected.len(), "rejected": rejected}))),
