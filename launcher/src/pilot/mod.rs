@@ -5,6 +5,7 @@
 
 mod book;
 pub mod demand;
+mod doubts;
 mod posts;
 mod rate;
 mod setup;
@@ -39,6 +40,7 @@ use crate::{
 };
 use book::Book;
 use demand::Terms;
+use doubts::Doubts;
 use posts::{Posts, start_remote_workers};
 use setup::minutes_to;
 pub use setup::{exit_record, nodes_of, site_of};
@@ -151,6 +153,7 @@ struct Pilot {
     mouths: Mouths,
     fleet: Fleet,
     book: Book,
+    doubts: Doubts,
     /// When each worker was lost.
     losses: Vec<Vec<Instant>>,
     last_busy: Instant,
@@ -245,6 +248,7 @@ impl Pilot {
             mouths: Mouths { heard, verdicts, opened },
             fleet,
             book,
+            doubts: Doubts::default(),
             losses: vec![Vec::new(); workers],
             last_busy: Instant::now(),
             is_cut_off: false,
@@ -400,7 +404,9 @@ impl Pilot {
     async fn hear_fleet(&mut self, event: FromFleet) {
         match event {
             FromFleet::Report(worker, events) => {
-                let updates = self.book.hear(worker, events, &self.fleet, Instant::now());
+                let now = Instant::now();
+                let clear = self.doubts.sift(worker, events, self.stopping.is_some(), now);
+                let updates = self.book.hear(worker, clear, &self.fleet, now);
                 self.report(updates);
             }
             FromFleet::Arrived(worker, connection, hardware) => {
@@ -460,6 +466,10 @@ impl Pilot {
             self.stop(Reason::new(ExitReason::EndOfTime, "the walltime is over"));
         }
         self.check_lease(now);
+        for (worker, event) in self.doubts.settle(self.stopping.is_some(), now) {
+            let updates = self.book.hear(worker, vec![event], &self.fleet, now);
+            self.report(updates);
+        }
         if self.stopping.is_some() {
             if self.give_up_at.is_some_and(|at| now >= at) && !self.book.is_empty() {
                 self.give_up();
@@ -503,7 +513,10 @@ impl Pilot {
                 Ok((jobs, names)) => Heard::Acquired(asker.session_id, jobs, names),
                 Err(error) if session::is_ended(&error) => Heard::Ended(asker.session_id),
                 Err(error) => {
-                    warn!(error = %chain(&error), "can't acquire Jobs");
+                    // Said once for each time that the service is away.
+                    if !lost {
+                        warn!(error = %chain(&error), "can't acquire Jobs");
+                    }
                     Heard::NotAcquired(asker.session_id, wait)
                 }
             };
@@ -556,6 +569,9 @@ impl Pilot {
     fn next_wake(&self) -> Instant {
         let now = Instant::now();
         let mut wake = self.give_up_at.unwrap_or(now + Duration::from_secs(30));
+        if let Some(at) = self.doubts.next() {
+            wake = wake.min(at);
+        }
         if self.stopping.is_none() {
             wake = wake.min(self.deadline.term_at);
             if self.book.is_empty() {
