@@ -20,11 +20,11 @@ create table sessions (
     heartbeat timestamptz not null default clock_timestamp(),
     -- The heartbeat, moved on by the time in which the service was down: what leases are judged by.
     alive_at timestamptz not null default clock_timestamp()
-);
+    -- No index on the two times: heartbeats then update in place, and there are never many Sessions.
+) with (fillfactor = 50);
 create index sessions_owner_id_idx on sessions (owner_id, id);
 create index sessions_site_id_idx on sessions (site_id);
 create index sessions_batch_job_id_idx on sessions (batch_job_id) where batch_job_id is not null;
-create index sessions_alive_at_idx on sessions (alive_at);
 
 -- The hot half of a Job: what changes during its life and what acquire reads. It joins nothing.
 create table jobs (

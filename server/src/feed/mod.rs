@@ -35,7 +35,7 @@ pub use waiters::{Token, Waiter, Wants};
 /// The channel of all notifications.
 const CHANNEL: &str = "copal";
 /// How long somebody who waits trusts the notifications before looking again.
-const FALLBACK: Duration = Duration::from_secs(10);
+const FALLBACK: Duration = Duration::from_secs(30);
 /// The same while notifications are known not to arrive.
 const FALLBACK_DEAF: Duration = Duration::from_secs(1);
 /// `signals` calls that have not looked yet are told of this many Sites; after that, to look anyway.
