@@ -1,6 +1,6 @@
 //! A head for tests: starts the real worker, tells it things, waits for its reports.
 
-#![allow(missing_docs, unreachable_pub, dead_code, reason = "tests only")]
+#![allow(missing_docs, unreachable_pub, dead_code, clippy::unwrap_used, clippy::expect_used, reason = "tests only")]
 
 pub mod service;
 
