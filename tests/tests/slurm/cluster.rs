@@ -1,0 +1,240 @@
+//! A Slurm cluster of this test's own, a service, and a Site whose scheduler it is.
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::{Command, Output},
+    time::Duration,
+};
+
+use copal_tests::{
+    process::{Programs, Running, describe, free_port},
+    wait::wait_blocking,
+};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use serde_json::Value;
+
+const LIMIT: Duration = Duration::from_secs(90);
+
+pub(crate) struct Cluster {
+    // Dropped in this order: service, nodes, the check that nothing is left.
+    _server: Running,
+    bed: Bed,
+    programs: Programs,
+}
+
+/// The simulated cluster; taken down when dropped.
+struct Bed {
+    folder: tempfile::TempDir,
+    port: u16,
+}
+
+impl Bed {
+    fn up() -> Self {
+        // Slurm's sockets are in it, and their paths must be short.
+        let folder = tempfile::Builder::new().prefix("copal-slurm-").tempdir_in("/tmp").expect("a temporary folder");
+        // It takes a thousand ports from the first on; tests of one machine keep out of each other's way by their pid.
+        let port = 20_000 + u16::try_from(std::process::id() % 40).expect("less than 40") * 1_000;
+        let bed = Self { folder, port };
+        let output = bed.script("up", &["4"]);
+        assert!(output.status.success(), "tests/slurm-cluster up: {}", describe(&output));
+        bed
+    }
+
+    fn script(&self, verb: &str, arguments: &[&str]) -> Output {
+        Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("slurm-cluster"))
+            .arg(verb)
+            .args(arguments)
+            .env("SLURM_BED_DIR", self.folder.path())
+            .env("SLURM_BED_PORT", self.port.to_string())
+            .env("SLURM_BED_ACCT", "0")
+            .output()
+            .expect("tests/slurm-cluster can be run")
+    }
+
+    fn conf(&self) -> PathBuf {
+        self.folder.path().join("etc/slurm.conf")
+    }
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        let output = self.script("wipe", &[]);
+        if !output.status.success() && !std::thread::panicking() {
+            panic!("tests/slurm-cluster wipe: {}", describe(&output));
+        }
+    }
+}
+
+impl Cluster {
+    /// The cluster, a service, a user, and a Site with its agent.
+    pub(crate) fn new() -> Self {
+        let programs = Programs::new();
+        // The embedded Postgres may run as another user, who must get to its folder.
+        fs::set_permissions(programs.home(), fs::Permissions::from_mode(0o755)).unwrap();
+        let bed = Bed::up();
+        let (server, url) = programs.start_server(free_port(), &[]);
+        let cluster = Self { _server: server, bed, programs };
+        let output = cluster
+            .command("copal")
+            .env("COPAL_PASSWORD", "correct horse")
+            .args(["register", "--url", &url, "--username", "ann"])
+            .output()
+            .expect("copal starts");
+        assert!(output.status.success(), "{}", describe(&output));
+        let path = cluster.site_path();
+        let path_text = path.to_str().unwrap();
+        cluster.programs.run_ok("copal", &["site", "init", path_text, "--name", "hpc", "--platform", "slurm", "-y"]);
+        let settings = path.join("settings.yml");
+        let text = fs::read_to_string(&settings).unwrap().replace("sync_period: 10", "sync_period: 1");
+        fs::write(&settings, text).unwrap();
+        cluster.copal(&["site", "start"]);
+        cluster
+    }
+
+    fn command(&self, program: &str) -> Command {
+        let mut command = self.programs.command(program);
+        command.env("SLURM_CONF", self.bed.conf());
+        command
+    }
+
+    fn site_path(&self) -> PathBuf {
+        self.programs.home().join("site")
+    }
+
+    /// A command in the Site's folder that must succeed.
+    #[track_caller]
+    pub(crate) fn copal(&self, arguments: &[&str]) -> String {
+        let output =
+            self.command("copal").current_dir(self.site_path()).args(arguments).output().expect("copal starts");
+        assert!(output.status.success(), "copal {}: {}", arguments.join(" "), describe(&output));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    #[track_caller]
+    fn json(&self, arguments: &[&str]) -> Value {
+        let text = self.copal(&[arguments, &["-o", "json"]].concat());
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{arguments:?}: {error}: {text}"))
+    }
+
+    /// A client of Slurm that must succeed.
+    #[track_caller]
+    pub(crate) fn slurm(&self, program: &str, arguments: &[&str]) -> String {
+        let output = Command::new(program)
+            .args(arguments)
+            .env("SLURM_CONF", self.bed.conf())
+            .output()
+            .unwrap_or_else(|error| panic!("{program}: {error}"));
+        assert!(output.status.success(), "{program} {arguments:?}: {}", describe(&output));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    pub(crate) fn app(&self, name: &str, rest: &str) {
+        fs::write(self.site_path().join(format!("apps/{name}.yml")), format!("name: {name}\n{rest}\n")).unwrap();
+        self.copal(&["app", "sync"]);
+    }
+
+    #[track_caller]
+    pub(crate) fn job(&self, arguments: &[&str]) -> i64 {
+        self.json(&[&["job", "create", "-y"], arguments].concat())[0]["id"].as_i64().unwrap()
+    }
+
+    /// Asks for an allocation in the `debug` partition, unless the arguments say otherwise.
+    #[track_caller]
+    pub(crate) fn submit(&self, arguments: &[&str]) -> i64 {
+        let queue: &[&str] = if arguments.contains(&"-q") { &[] } else { &["-q", "debug"] };
+        let all = [&["queue", "submit", "-t", "10", "-A", "proj", "-j", "mpi"], queue, arguments].concat();
+        self.json(&all)["id"].as_i64().unwrap()
+    }
+
+    #[track_caller]
+    pub(crate) fn batch_job(&self, id: i64) -> Value {
+        let all = self.json(&["queue", "ls", "--history"]);
+        all.as_array().unwrap().iter().find(|batch_job| batch_job["id"] == id).unwrap().clone()
+    }
+
+    #[track_caller]
+    pub(crate) fn wait_batch_job(&self, id: i64, state: &str) -> Value {
+        wait_blocking(&format!("BatchJob {id} to be {state}"), LIMIT, || match self.batch_job(id) {
+            now if now["state"] == state => Ok(now),
+            now => Err(format!("{now}\n{}", self.logs())),
+        })
+    }
+
+    #[track_caller]
+    pub(crate) fn wait_job(&self, id: i64, state: &str) {
+        wait_blocking(&format!("Job {id} to be {state}"), LIMIT, || {
+            match &self.json(&["job", "ls", "--id", &id.to_string()])[0]["state"] {
+                now if now == state => Ok(()),
+                now => Err(format!("{now}\n{}", self.logs())),
+            }
+        });
+    }
+
+    /// Starts an agent whose sbatch submits, says nothing and takes the agent down.
+    pub(crate) fn start_agent_that_dies_after_sbatch(&self) {
+        let folder = self.programs.home().join("deadly");
+        fs::create_dir_all(&folder).unwrap();
+        let real = self.slurm("sh", &["-c", "command -v sbatch"]);
+        let script = folder.join("sbatch");
+        fs::write(&script, format!("#!/bin/sh\n{} \"$@\" >/dev/null\nkill -9 $PPID\n", real.trim())).unwrap();
+        fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+        let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap_or_default());
+        let output = self
+            .command("copal")
+            .current_dir(self.site_path())
+            .env("PATH", path)
+            .args(["site", "start"])
+            .output()
+            .expect("copal starts");
+        assert!(output.status.success(), "{}", describe(&output));
+    }
+
+    pub(crate) fn freeze_controller(&self) {
+        self.signal_controller(Signal::SIGSTOP);
+    }
+
+    pub(crate) fn thaw_controller(&self) {
+        self.signal_controller(Signal::SIGCONT);
+    }
+
+    fn signal_controller(&self, signal: Signal) {
+        let conf = self.bed.conf();
+        let pids = fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| {
+            let line = fs::read(entry.path().join("cmdline")).unwrap_or_default();
+            let line = String::from_utf8_lossy(&line).into_owned();
+            let meant = line.contains("slurmctld") && line.contains(conf.to_str()?);
+            meant.then(|| entry.file_name().to_str()?.parse().ok()).flatten()
+        });
+        let pids: Vec<i32> = pids.collect();
+        assert!(!pids.is_empty(), "no slurmctld of {}", conf.display());
+        pids.into_iter().for_each(|pid| kill(Pid::from_raw(pid), signal).unwrap());
+    }
+
+    /// The ends of the Site's logs, for the text of a failure.
+    fn logs(&self) -> String {
+        let mut text = String::new();
+        for folder in ["log", "qsubmit"] {
+            for entry in fs::read_dir(self.site_path().join(folder)).into_iter().flatten().flatten() {
+                let bytes = fs::read(entry.path()).unwrap_or_default();
+                let tail = String::from_utf8_lossy(&bytes[bytes.len().saturating_sub(2_000)..]).into_owned();
+                text.push_str(&format!("\n--- {}\n{tail}", entry.path().display()));
+            }
+        }
+        text
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        // A frozen controller would take nobody down.
+        if std::thread::panicking() {
+            eprintln!("{}", self.logs());
+        }
+        let _ = self.command("copal").current_dir(self.site_path()).args(["site", "stop"]).output();
+    }
+}

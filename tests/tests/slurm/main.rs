@@ -1,0 +1,97 @@
+//! A Site on a real Slurm cluster of four simulated nodes (`tests/slurm-cluster`), driven as a user does:
+//! submitting, running, refusals, cancelling from both sides, an agent that dies between sbatch and its
+//! record, a controller that does not answer. The cluster has no accounting, which is the harder case:
+//! what has left the queue, no history tells of.
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::print_stderr,
+    reason = "a test's helper fails as a test does"
+)]
+
+mod cluster;
+
+use std::time::Duration;
+
+use copal_tests::wait::wait_blocking;
+
+use crate::cluster::Cluster;
+
+const LIMIT: Duration = Duration::from_secs(90);
+
+#[test]
+fn a_site_on_slurm() {
+    let cluster = Cluster::new();
+    cluster.app("Hello", "command: echo Hello, {{name}}!\nparameters: {name: {required: true}}");
+    cluster.app("Long", "command: sleep 600");
+
+    // Slurm's own words for what it refuses.
+    let unknown = cluster.submit(&["-n", "1", "-q", "nowhere"]);
+    let error = cluster.wait_batch_job(unknown, "submit_failed");
+    assert!(
+        error["status_info"]["error"].as_str().unwrap().contains("invalid partition specified: nowhere"),
+        "{error}"
+    );
+    let wide = cluster.submit(&["-n", "9"]);
+    let error = cluster.wait_batch_job(wide, "submit_failed");
+    assert!(error["status_info"]["error"].as_str().unwrap().contains("Node count specification invalid"), "{error}");
+
+    // Two nodes run a short Job and one of two nodes; scancel from outside ends it well.
+    let allocation = cluster.submit(&["-n", "2"]);
+    let hello = cluster.job(&["-a", "Hello", "-w", "hello", "-p", "name=Slurm"]);
+    let long = cluster.job(&["-a", "Long", "-w", "long", "-n", "2"]);
+    cluster.wait_job(hello, "JOB_FINISHED");
+    cluster.wait_job(long, "RUNNING");
+    let running = cluster.wait_batch_job(allocation, "running");
+    let id = running["scheduler_id"].to_string();
+    cluster.slurm("scancel", &[&id]);
+    let finished = cluster.wait_batch_job(allocation, "finished");
+    assert_eq!(finished["status_info"]["reason"], "cancelled", "{finished}");
+    cluster.wait_job(long, "RESTART_READY");
+
+    // The Job runs again elsewhere, and its owner gives the nodes back.
+    let allocation = cluster.submit(&["-n", "2"]);
+    cluster.wait_job(long, "RUNNING");
+    cluster.copal(&["queue", "rm", &allocation.to_string()]);
+    cluster.wait_batch_job(allocation, "finished");
+    cluster.wait_job(long, "RESTART_READY");
+    cluster.copal(&["job", "cancel", &long.to_string(), "-y"]);
+
+    a_crash_between_sbatch_and_its_record_makes_no_second_allocation(&cluster);
+    a_controller_that_does_not_answer_changes_nothing(&cluster);
+}
+
+fn a_crash_between_sbatch_and_its_record_makes_no_second_allocation(cluster: &Cluster) {
+    cluster.copal(&["site", "stop"]);
+    cluster.start_agent_that_dies_after_sbatch();
+    let allocation = cluster.submit(&["-n", "1"]);
+    wait_blocking("the agent to die", LIMIT, || match cluster.copal(&["site", "status"]) {
+        text if text.contains("does not run") => Ok(()),
+        text => Err(text),
+    });
+    cluster.copal(&["site", "start"]);
+    let running = cluster.wait_batch_job(allocation, "running");
+    let queue = cluster.slurm("squeue", &["-h", "-o", "%i", "-t", "RUNNING,PENDING"]);
+    assert_eq!(queue.lines().collect::<Vec<_>>(), [running["scheduler_id"].to_string()]);
+    cluster.copal(&["queue", "rm", &allocation.to_string()]);
+    cluster.wait_batch_job(allocation, "finished");
+}
+
+fn a_controller_that_does_not_answer_changes_nothing(cluster: &Cluster) {
+    let running = cluster.submit(&["-n", "1"]);
+    cluster.wait_batch_job(running, "running");
+    cluster.freeze_controller();
+    let waiting = cluster.submit(&["-n", "1"]);
+    wait_blocking("the outage to show", LIMIT, || match cluster.copal(&["site", "status"]) {
+        text if text.contains("the scheduler does not answer") => Ok(()),
+        text => Err(text),
+    });
+    assert_eq!(cluster.batch_job(running)["state"], "running");
+    assert_eq!(cluster.batch_job(waiting)["state"], "pending_submission");
+    cluster.thaw_controller();
+    cluster.wait_batch_job(waiting, "running");
+    for id in [running, waiting] {
+        cluster.copal(&["queue", "rm", &id.to_string()]);
+        cluster.wait_batch_job(id, "finished");
+    }
+}
