@@ -1,22 +1,18 @@
 //! The Python package `balsam`, as it is on PyPI, works against the service with nothing changed but a URL.
 
-use std::{
-    path::Path,
-    process::{Command, Stdio},
-};
+use std::process::{Command, Stdio};
 
 use copal_tests::{Service, Settings, process::describe, python};
 
 #[tokio::test]
 async fn a_campaign_written_for_balsam_runs_unchanged() {
-    let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("python");
-    let python = python::interpreter(&scripts.join("requirements.txt"));
+    let python = python::environment("balsam").join("python");
     let service = Service::start(Settings::default()).await;
     let home = tempfile::tempdir().expect("a temporary folder");
     let mut command = Command::new(python);
     command
         .args(["-W", "ignore::DeprecationWarning", "-B"])
-        .arg(scripts.join("test_campaign.py"))
+        .arg(python::scripts().join("test_campaign.py"))
         .current_dir(home.path())
         .env("HOME", home.path())
         .env("BALSAM_CLIENT_PATH", home.path().join("client.yml"))

@@ -34,6 +34,7 @@ fn filter(query: &QueryParams) -> ApiResult<JobFilter> {
         states: query.variants("state")?,
         tags: query.pairs("tags").into_iter().collect(),
         pending_file_cleanup: query.boolean("pending_file_cleanup")?.unwrap_or(false),
+        after_id: query.id("after_id")?,
     })
 }
 
@@ -62,6 +63,7 @@ fn ordering(query: &QueryParams) -> ApiResult<(OrderBy, bool)> {
     ("state" = Option<Vec<JobState>>, Query, description = "In one of these states"),
     ("tags" = Option<Vec<String>>, Query, description = "KEY:VALUE, all of which they have"),
     ("pending_file_cleanup" = Option<bool>, Query, description = "true: where the file cleaner has not been"),
+    ("after_id" = Option<i64>, Query, description = "Beyond this id; like limit and offset it does not change the count"),
     ("ordering" = Option<String>, Query, description = "id, last_update, state or workdir, with - before it for descending"),
     ("limit" = Option<i64>, Query, minimum = 0, maximum = 100_000, description = "Rows at most"),
     ("offset" = Option<i64>, Query, minimum = 0, description = "Rows left out before the first"),
@@ -149,7 +151,7 @@ pub(super) async fn create_jobs(
 
 /// Changes many Jobs, each in its own way, all or none.
 #[utoipa::path(patch, path = "/jobs/", tag = "jobs", request_body = Vec<JobPatchItem>, responses(
-    (status = 200, description = "How many", body = i64),
+    (status = 200, description = "How many", body = i64, content_type = "application/json"),
     (status = 400, description = "An id is unknown or comes twice, or there are too many", body = Problem, content_type = "application/problem+json"),
     (status = 422, description = "A field is wrong", body = Problem, content_type = "application/problem+json"),
 ))]
@@ -170,7 +172,7 @@ pub(super) async fn update_jobs(
 
 /// Changes all Jobs that the filters of the list match in the same way, at most 5000.
 #[utoipa::path(put, path = "/jobs/", tag = "jobs", request_body = JobPatch, responses(
-    (status = 200, description = "How many", body = i64),
+    (status = 200, description = "How many", body = i64, content_type = "application/json"),
     (status = 400, description = "More than 5000 match", body = Problem, content_type = "application/problem+json"),
     (status = 422, description = "A parameter or field is wrong", body = Problem, content_type = "application/problem+json"),
 ))]
@@ -267,7 +269,7 @@ pub(super) async fn list_attempts(
 
 /// Changes the fields of a Job that the body has.
 #[utoipa::path(put, path = "/jobs/{id}", tag = "jobs", params(("id" = i64, Path)), request_body = JobPatch, responses(
-    (status = 200, description = "1", body = i64),
+    (status = 200, description = "1", body = i64, content_type = "application/json"),
     (status = 400, description = "No such Job", body = Problem, content_type = "application/problem+json"),
     (status = 422, description = "A field is wrong", body = Problem, content_type = "application/problem+json"),
 ))]
