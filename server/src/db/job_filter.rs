@@ -33,6 +33,9 @@ pub struct JobFilter {
     pub tags: StringMap,
     /// Where the file cleaner has not been.
     pub pending_file_cleanup: bool,
+    /// Beyond this id. Only pages of a list heed it: it says where to go on, not which Jobs are meant, so that a client
+    /// that reads a million Jobs never makes the service skip rows.
+    pub after_id: Option<JobId>,
 }
 
 /// A column to order by; ids break ties.
@@ -84,6 +87,7 @@ impl JobFilter {
                 sql.push(if index > 0 { " union all (select " } else { "(select " }).push(tables.id()).push(" as id");
                 let one = Self { states: vec![*state], ..self.clone() };
                 one.push_from(&mut sql, tables, scope);
+                self.push_after(&mut sql, tables);
                 sql.push(" order by ").push(tables.id()).push(way);
                 sql.push(" limit ").push_bind(paging.limit.saturating_add(paging.offset)).push(")");
             }
@@ -92,6 +96,7 @@ impl JobFilter {
             sql = QueryBuilder::new("select ");
             sql.push(tables.id()).push(" as id");
             self.push_from(&mut sql, tables, scope);
+            self.push_after(&mut sql, tables);
             sql.push(" order by ");
             match by {
                 OrderBy::Id => sql.push(tables.id()).push(way),
@@ -102,6 +107,12 @@ impl JobFilter {
         }
         sql.push(" limit ").push_bind(paging.limit).push(" offset ").push_bind(paging.offset);
         sql
+    }
+
+    fn push_after(&self, sql: &mut QueryBuilder<Postgres>, tables: Tables) {
+        if let Some(after) = self.after_id {
+            sql.push(" and ").push(tables.id()).push(" > ").push_bind(after);
+        }
     }
 
     /// Up to `limit` of the ids of the Jobs beyond `after`, in their order.
