@@ -132,7 +132,11 @@ pub async fn fold_tallies(conn: &mut PgConnection) -> ApiResult<()> {
     if !sqlx::query_scalar::<_, bool>(LOCK).fetch_one(&mut *conn).await? {
         return Ok(());
     }
-    const SQL: &str = "with gone as (delete from job_tallies returning owner_id, site_id, app_id, state, jobs, events) \
+    const SQL: &str = "with many as (select owner_id, site_id, app_id, state from job_tallies \
+         group by 1, 2, 3, 4 having count(*) > 8), \
+         gone as (delete from job_tallies t using many m where t.owner_id = m.owner_id and t.site_id = m.site_id \
+         and t.app_id = m.app_id and t.state = m.state \
+         returning t.owner_id, t.site_id, t.app_id, t.state, t.jobs, t.events) \
          insert into job_tallies (owner_id, site_id, app_id, state, jobs, events) \
          select owner_id, site_id, app_id, state, sum(jobs), sum(events) from gone group by 1, 2, 3, 4 \
          having sum(jobs) <> 0 or sum(events) <> 0";
