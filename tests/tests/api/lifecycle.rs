@@ -171,10 +171,10 @@ async fn a_postprocess_hook_keeps_its_data() {
     let session = world.session().await;
     world.user.acquire(session, &json!({"states": ["RUN_DONE"]})).await;
     let update =
-        json!({"job_id": job, "state": "POSTPROCESSED", "data": {"estimate": 3.14}, "state_data": {"message": "kept"}});
+        json!({"job_id": job, "state": "POSTPROCESSED", "data": {"estimate": 2.5}, "state_data": {"message": "kept"}});
     world.user.update(session, &[update]).await;
     let row = world.user.get_job(job).await;
-    assert_eq!((&row["state"], &row["data"]), (&json!("JOB_FINISHED"), &json!({"estimate": 3.14})));
+    assert_eq!((&row["state"], &row["data"]), (&json!("JOB_FINISHED"), &json!({"estimate": 2.5})));
 }
 
 #[tokio::test]
