@@ -5,6 +5,7 @@
 
 mod auth;
 mod resources;
+mod service;
 mod sessions;
 mod stream;
 
@@ -17,6 +18,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use url::{Host, Url};
 
 pub use resources::{EventQuery, JobQuery};
+pub use service::ServiceInfo;
 pub use stream::{ChangeStream, StreamQuery};
 
 use crate::Credentials;

@@ -42,6 +42,8 @@ pub struct JobQuery {
     pub last_update_after: Option<Timestamp>,
     /// Changed at this time or before.
     pub last_update_before: Option<Timestamp>,
+    /// Beyond this id: where to go on in a list by ids. Counts, changes and deletions don't heed it.
+    pub after_id: Option<JobId>,
     /// `last_update`, `id`, `state` or `workdir`, with `-` before it for descending.
     pub ordering: Option<String>,
     /// The most rows.
@@ -64,6 +66,7 @@ impl JobQuery {
         pairs.extend(self.workdir_contains.clone().map(|text| ("workdir__contains", text)));
         pairs.extend(self.last_update_after.map(|time| ("last_update_after", time.to_rfc3339())));
         pairs.extend(self.last_update_before.map(|time| ("last_update_before", time.to_rfc3339())));
+        pairs.extend(self.after_id.map(|id| ("after_id", id.to_string())));
         page_pairs(&mut pairs, self.ordering.as_ref(), self.limit, self.offset);
         pairs
     }

@@ -1,4 +1,4 @@
-//! Arrays of Jobs on the command line: `--array 0-99:2`, and `{index}` or `{index:06}` in workdirs,
+//! Arrays of Jobs on the command line: `--array 0-99:2,200`, and `{index}` or `{index:06}` in workdirs,
 //! parameters and tags.
 
 use std::str::FromStr;
@@ -6,40 +6,70 @@ use std::str::FromStr;
 /// The most Jobs of one array.
 const MOST: i64 = 1_000_000;
 
-/// `FIRST-LAST[:STEP]`
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// `FIRST-LAST[:STEP][,…][%MAX]`
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ArraySpec {
+    ranges: Vec<Range>,
+    /// How many may run at once, where that was said.
+    pub(crate) at_once: Option<u32>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Range {
     first: i64,
     last: i64,
     step: i64,
 }
 
+impl Range {
+    fn len(self) -> i64 {
+        (self.last - self.first) / self.step + 1
+    }
+}
+
 impl ArraySpec {
-    /// The indices, ascending.
-    pub(crate) fn indices(self) -> impl Iterator<Item = i64> {
-        (0..self.len()).map(move |place| self.first + place * self.step)
+    /// The indices in the order in which they were written.
+    pub(crate) fn indices(&self) -> impl Iterator<Item = i64> + use<> {
+        let ranges = self.ranges.clone();
+        ranges.into_iter().flat_map(|range| (0..range.len()).map(move |place| range.first + place * range.step))
     }
 
     /// How many there are.
-    pub(crate) fn len(self) -> i64 {
-        (self.last - self.first) / self.step + 1
+    pub(crate) fn len(&self) -> i64 {
+        self.ranges.iter().map(|range| range.len()).sum()
+    }
+
+    /// The least and the greatest index, and the step of the first range.
+    pub(crate) fn bounds(&self) -> (i64, i64, i64) {
+        let first = self.ranges.iter().map(|range| range.first).min().unwrap_or(0);
+        let last = self.ranges.iter().map(|range| range.last).max().unwrap_or(0);
+        (first, last, self.ranges.first().map_or(1, |range| range.step))
     }
 }
 
 impl FromStr for ArraySpec {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong =
-            || format!("{text:?} is not an array; write FIRST-LAST or FIRST-LAST:STEP, such as 0-99 or 0-99:10");
-        let (range, step) = match text.split_once(':') {
-            Some((range, step)) => (range, step.trim().parse().map_err(|_| wrong())?),
-            None => (text, 1),
+        let wrong = || {
+            format!("{text:?} is not an array; write FIRST-LAST or FIRST-LAST:STEP, such as 0-99, 0-99:10 or 1,5,10-19")
         };
-        let (first, last) = range.split_once('-').unwrap_or((range, range));
-        let number = |text: &str| text.trim().parse::<u32>().map(i64::from).map_err(|_| wrong());
-        let spec = Self { first: number(first)?, last: number(last)?, step };
-        if spec.step < 1 || spec.first > spec.last {
-            return Err(wrong());
+        let (list, at_once) = match text.split_once('%') {
+            Some((list, most)) => (list, Some(most.trim().parse().ok().filter(|most| *most > 0).ok_or_else(wrong)?)),
+            None => (text, None),
+        };
+        let mut spec = Self { ranges: Vec::new(), at_once };
+        for part in list.split(',') {
+            let (range, step) = match part.split_once(':') {
+                Some((range, step)) => (range, step.trim().parse().map_err(|_| wrong())?),
+                None => (part, 1),
+            };
+            let (first, last) = range.split_once('-').unwrap_or((range, range));
+            let number = |text: &str| text.trim().parse::<u32>().map(i64::from).map_err(|_| wrong());
+            let range = Range { first: number(first)?, last: number(last)?, step };
+            if range.step < 1 || range.first > range.last {
+                return Err(wrong());
+            }
+            spec.ranges.push(range);
         }
         if spec.len() > MOST {
             return Err(format!("{text} has more than {MOST} Jobs"));
@@ -98,7 +128,10 @@ mod tests {
         assert_eq!(indices("5-11:3").unwrap(), [5, 8, 11]);
         assert_eq!(indices("7").unwrap(), [7]);
         assert_eq!("0-49999".parse::<ArraySpec>().unwrap().len(), 50_000);
-        for text in ["", "3-1", "0-9:0", "a-b", "0-9:x", "-1-3", "0-99999999"] {
+        assert_eq!(indices("1,5,10-14:2").unwrap(), [1, 5, 10, 12, 14]);
+        let limited = "0-9%4".parse::<ArraySpec>().unwrap();
+        assert_eq!((limited.len(), limited.at_once), (10, Some(4)));
+        for text in ["", "1,", "0-9%", "0-9%0", "3-1", "0-9:0", "a-b", "0-9:x", "-1-3", "0-99999999"] {
             assert!(indices(text).is_err(), "{text}");
         }
     }

@@ -23,12 +23,21 @@ pub(crate) struct Failure {
     hint: Option<String>,
     exit: u8,
     broken_pipe: bool,
+    changed: bool,
+    misunderstood: bool,
 }
 
 impl Failure {
     /// Exit code 1.
     pub(crate) fn new(message: impl Into<String>) -> Self {
-        Self { message: message.into(), hint: None, exit: FAILED, broken_pipe: false }
+        Self {
+            message: message.into(),
+            hint: None,
+            exit: FAILED,
+            broken_pipe: false,
+            changed: false,
+            misunderstood: false,
+        }
     }
 
     /// Exit code 2.
@@ -48,6 +57,21 @@ impl Failure {
         self
     }
 
+    /// Of a command that had changed something by then.
+    pub(crate) fn after_changes(self) -> Self {
+        Self { changed: true, ..self }
+    }
+
+    /// Whether something was changed before it failed.
+    pub(crate) fn has_changed(&self) -> bool {
+        self.changed
+    }
+
+    /// Whether the service's answer was not understood, as happens between versions.
+    pub(crate) fn is_misunderstood(&self) -> bool {
+        self.misunderstood
+    }
+
     /// The exit code.
     pub(crate) fn exit_code(&self) -> u8 {
         self.exit
@@ -56,6 +80,11 @@ impl Failure {
     /// Whether the reader of the output is gone, which is no reason to complain.
     pub(crate) fn is_broken_pipe(&self) -> bool {
         self.broken_pipe
+    }
+
+    /// What it says, and what to do.
+    pub(crate) fn parts(&self) -> (&str, Option<&str>) {
+        (&self.message, self.hint.as_deref())
     }
 
     /// The lines for stderr, without colour.
@@ -107,8 +136,11 @@ impl From<ClientError> for Failure {
         match error {
             ClientError::Unreachable { .. } => Self::new(message)
                 .hint("start it with `copal-server`, or name another one with `copal login --url URL`"),
-            ClientError::Answer { .. } => Self::new(message)
-                .hint("check that the address is a Copal service's, and that it has the version of this `copal`"),
+            ClientError::Answer { .. } => Self {
+                misunderstood: true,
+                ..Self::new(message)
+                    .hint("check that the address is a Copal service's, and that it has the version of this `copal`")
+            },
             ClientError::Problem(problem) => from_problem(&problem, &message),
         }
     }
@@ -276,7 +308,7 @@ mod tests {
         hint: a similar argument exists: '--state'; --help says more
         ");
         insta::assert_snapshot!(lines("copal job ls --state FALED"), @r#"
-        error: invalid value 'FALED' for '--state <STATE>': "FALED" is not a job state; the states are CREATED AWAITING_PARENTS READY STAGED_IN PREPROCESSED RUNNING RUN_DONE RUN_ERROR RUN_TIMEOUT RESTART_READY POSTPROCESSED STAGED_OUT JOB_FINISHED FAILED
+        error: invalid value 'FALED' for '--state <STATE>': "FALED" is not a job state; did you mean FAILED?
         hint: --help says more
         "#);
         insta::assert_snapshot!(lines("copal job create -a X -w y -p name"), @r#"

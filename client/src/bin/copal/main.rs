@@ -3,25 +3,35 @@
 mod args;
 mod argv;
 mod array;
+mod bulk;
 mod commands;
+mod complete;
 mod context;
 mod failure;
 mod follow;
 mod human;
 mod ids;
+mod live;
 mod output;
 mod prompt;
+mod records;
+mod rows;
+mod script;
 mod selection;
 mod sites;
+mod suggest;
 mod table;
 
 use std::{env, process::ExitCode};
 
-use clap::{Parser, error::ErrorKind};
+use clap::{CommandFactory, Parser, error::ErrorKind};
+use clap_complete::CompleteEnv;
 
 use crate::{args::Cli, context::Context, failure::Failure, human::Clock, output::Output};
 
 fn main() -> ExitCode {
+    // Only does something, and ends the program, when a shell asks for completions.
+    CompleteEnv::with_factory(Cli::command).var(commands::COMPLETE_VARIABLE).complete();
     let cli = match Cli::try_parse_from(argv::rewrite(env::args_os())) {
         Ok(cli) => cli,
         Err(error) if is_help(&error) => error.exit(),
@@ -31,7 +41,7 @@ fn main() -> ExitCode {
             return ExitCode::from(failure.exit_code());
         }
     };
-    let context = Context { out: Output::new(cli.output), clock: Clock::here() };
+    let context = Context { out: Output::new(cli.output, cli.fields), clock: Clock::here() };
     let outcome = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

@@ -1,5 +1,6 @@
-//! Where output goes: data to stdout as a table or as one JSON value, talk to stderr.
-//! Colours are dropped by `anstream` on pipes and with NO_COLOR.
+//! Where output goes: data to stdout as a table, as JSON or as CSV, talk to stderr.
+//! Colours are dropped by `anstream` on pipes and with NO_COLOR. How values become text for
+//! programs is `records`.
 
 use std::{
     env,
@@ -7,10 +8,10 @@ use std::{
 };
 
 use serde::Serialize;
-use serde_json::Value;
 
 use crate::{
     failure::{Failure, Result},
+    records::Records,
     table::Table,
 };
 
@@ -20,49 +21,82 @@ const LEAST_WIDTH: u16 = 20;
 /// How data is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Format {
-    /// For people.
+    /// For people, as wide as the terminal.
     #[default]
     Table,
+    /// For people, with more columns and never wrapped.
+    Wide,
     /// For programs: one JSON value.
     Json,
+    /// For programs: one JSON value a line, written as it comes.
+    Jsonl,
+    /// For spreadsheets: a line of names, then a line a row.
+    Csv,
 }
 
 /// The two streams.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Output {
     format: Format,
+    /// The fields that are wanted; empty for all. They live as long as the program, like the
+    /// command line that they are from.
+    fields: &'static [String],
 }
 
 impl Output {
-    pub(crate) fn new(format: Format) -> Self {
-        Self { format }
+    pub(crate) fn new(format: Format, fields: Vec<String>) -> Self {
+        Self { format, fields: fields.leak() }
     }
 
-    /// Whether data is for programs.
-    pub(crate) fn is_json(self) -> bool {
-        self.format == Format::Json
+    /// Whether data is written by field names: for programs, or because fields were asked for.
+    pub(crate) fn is_data(self) -> bool {
+        !self.is_table() || !self.fields.is_empty()
+    }
+
+    /// Whether people read it, in whatever columns.
+    pub(crate) fn is_table(self) -> bool {
+        matches!(self.format, Format::Table | Format::Wide)
+    }
+
+    /// Whether tables have all their columns.
+    pub(crate) fn is_wide(self) -> bool {
+        self.format == Format::Wide
+    }
+
+    /// The columns that a table may take; `None` for any number.
+    pub(crate) fn width(self) -> Option<u16> {
+        if self.is_wide() { None } else { terminal_width() }
     }
 
     /// Data: the value itself for programs, a table for people, who are told `empty` where there is nothing.
     pub(crate) fn data(self, value: &impl Serialize, empty: &str, table: impl FnOnce() -> Table) -> Result<()> {
-        if self.is_json() {
-            return self.json(value);
+        if self.is_data() {
+            return self.value(value);
         }
         let table = table();
         if table.is_empty() {
             self.talk(empty);
             return Ok(());
         }
-        self.text(&table.render(terminal_width()))
+        self.text(&table.render(self.width()))
     }
 
-    /// Data as one JSON value on one or more lines, with times in RFC 3339.
-    pub(crate) fn json(self, value: &impl Serialize) -> Result<()> {
-        let mut value = serde_json::to_value(value).map_err(io::Error::from)?;
-        with_zones(&mut value);
-        let mut text = serde_json::to_string_pretty(&value).map_err(io::Error::from)?;
-        text.push('\n');
-        self.text(&text)
+    /// Data by field names, with times in RFC 3339. A list is a row an item.
+    pub(crate) fn value(self, value: &impl Serialize) -> Result<()> {
+        let value = serde_json::to_value(value).map_err(io::Error::from)?;
+        match value {
+            serde_json::Value::Array(items) => {
+                let mut records = self.records();
+                records.write(&items)?;
+                records.finish()
+            }
+            value => Records::one(self, self.format, self.fields, value),
+        }
+    }
+
+    /// Rows that come one after the other, so that they need not all be held.
+    pub(crate) fn records(self) -> Records {
+        Records::new(self, self.format, self.fields)
     }
 
     /// Data that is text already.
@@ -89,6 +123,12 @@ impl Output {
             };
         }
     }
+
+    /// A line that warns, like the lines of a failure.
+    pub(crate) fn warn(self, text: &str) {
+        let mut stderr = anstream::stderr().lock();
+        let _ = writeln!(stderr, "\u{1b}[1;33mwarning\u{1b}[0m: {text}");
+    }
 }
 
 /// Whether there is somebody to ask: questions go to stderr, answers come from stdin.
@@ -97,58 +137,11 @@ pub(crate) fn is_interactive() -> bool {
 }
 
 /// The columns of the terminal that stdout is; `None` where it is none.
-pub(crate) fn terminal_width() -> Option<u16> {
+fn terminal_width() -> Option<u16> {
     if !io::stdout().is_terminal() {
         return None;
     }
     let told = env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok()).filter(|columns| *columns > 0);
     // A terminal that does not know its size says 0.
     told.or_else(|| comfy_table::Table::new().width()).filter(|columns| *columns >= LEAST_WIDTH)
-}
-
-/// Fields of wire types that the service writes as UTC without a zone, as Balsam's clients want it.
-const NAIVE_TIMES: &[&str] =
-    &["timestamp", "last_refresh", "creation_date", "heartbeat", "start_time", "end_time", "start", "end"];
-/// Fields whose content is the user's own and stays as it is.
-const FREE_FORM: &[&str] = &["data", "tags", "filter_tags", "parameters", "status_info", "transfer_info"];
-
-/// Completes naive times to RFC 3339.
-fn with_zones(value: &mut Value) {
-    match value {
-        Value::Array(items) => items.iter_mut().for_each(with_zones),
-        Value::Object(fields) => {
-            for (name, field) in fields.iter_mut().filter(|(name, _)| !FREE_FORM.contains(&name.as_str())) {
-                match field {
-                    Value::String(time) if NAIVE_TIMES.contains(&name.as_str()) && !time.ends_with("+00:00") => {
-                        time.push_str("+00:00");
-                    }
-                    field => with_zones(field),
-                }
-            }
-        }
-        _ => {}
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn times_for_programs_have_their_zone() {
-        let mut value = json!([{
-            "timestamp": "2026-11-30T12:00:00.5", "end_time": null, "last_update": "2026-11-30T12:00:00+00:00",
-            "data": {"start": "at noon"},
-        }]);
-        with_zones(&mut value);
-        assert_eq!(
-            value,
-            json!([{
-                "timestamp": "2026-11-30T12:00:00.5+00:00", "end_time": null,
-                "last_update": "2026-11-30T12:00:00+00:00", "data": {"start": "at noon"},
-            }])
-        );
-    }
 }

@@ -155,32 +155,19 @@ impl Jobs {
         if total(&counts) == 0 { Err(none_match()) } else { Ok(counts) }
     }
 
-    /// The first of them, page by page, in the given order within each query; all with `limit: None`.
+    /// The first of them in the given order within each query; all with `limit: None`.
     pub(crate) async fn list(&self, client: &Client, limit: Option<i64>, ordering: Option<&str>) -> Result<Vec<Job>> {
         let mut jobs: Vec<Job> = Vec::new();
-        for query in &self.queries {
-            let mut offset = 0;
-            loop {
-                let room = limit.map_or(PAGE, |limit| (limit - jobs.len() as i64).min(PAGE));
-                if room <= 0 {
-                    return Ok(jobs);
-                }
-                let query = JobQuery {
-                    ordering: ordering.map(Into::into),
-                    limit: Some(room),
-                    offset: Some(offset),
-                    ..query.clone()
-                };
-                let page = client.list_jobs(&query).await?;
-                let rows = page.results.len() as i64;
-                offset += rows;
-                jobs.extend(page.results);
-                if rows == 0 || offset >= page.count {
-                    break;
-                }
-            }
+        let mut pages = self.pages(limit, ordering);
+        while let Some(page) = pages.next(client).await? {
+            jobs.extend(page);
         }
         Ok(jobs)
+    }
+
+    /// The same page by page, for those who need not hold all of them.
+    pub(crate) fn pages<'a>(&'a self, limit: Option<i64>, ordering: Option<&'a str>) -> Pages<'a> {
+        Pages { queries: &self.queries, ordering, left: limit, offset: 0, after: None }
     }
 
     /// The first of those that are in this state.
@@ -201,6 +188,57 @@ impl Jobs {
     pub(crate) fn stream_query(&self) -> StreamQuery {
         let tags = self.queries.first().map(|query| query.tags.clone()).unwrap_or_default();
         StreamQuery { site_ids: self.sites.ids.clone(), tags, kinds: vec!["job"] }
+    }
+}
+
+/// Where a reader of Jobs is.
+pub(crate) struct Pages<'a> {
+    queries: &'a [JobQuery],
+    ordering: Option<&'a str>,
+    left: Option<i64>,
+    /// Rows of the first query that were read, for orders in which nothing else says where to go on.
+    offset: i64,
+    /// The last Job of the first query that was read.
+    after: Option<JobId>,
+}
+
+impl Pages<'_> {
+    /// The next page; `None` at the end.
+    ///
+    /// # Errors
+    /// The service's.
+    pub(crate) async fn next(&mut self, client: &Client) -> Result<Option<Vec<Job>>> {
+        while let Some((query, others)) = self.queries.split_first() {
+            let room = self.left.unwrap_or(PAGE).min(PAGE);
+            if room <= 0 {
+                return Ok(None);
+            }
+            let by_id = self.ordering.is_none();
+            let query = JobQuery {
+                ordering: self.ordering.map(Into::into),
+                limit: Some(room),
+                // By ids the service finds the next page at once, however far it is.
+                offset: (!by_id).then_some(self.offset),
+                after_id: if by_id { self.after } else { None },
+                ..query.clone()
+            };
+            let page = client.list_jobs(&query).await?.results;
+            let rows = page.len() as i64;
+            let last = page.last().map(|job| job.id);
+            if by_id && last.is_some() && last <= self.after {
+                return Err(Failure::new("the service can't list Jobs page by page")
+                    .hint("it is older than this `copal`; use --ordering id, or the `copal` of its version"));
+            }
+            (self.offset, self.after) = (self.offset + rows, last);
+            self.left = self.left.map(|left| left - rows);
+            if rows < room {
+                (self.queries, self.offset, self.after) = (others, 0, None);
+            }
+            if rows > 0 {
+                return Ok(Some(page));
+            }
+        }
+        Ok(None)
     }
 }
 

@@ -2,7 +2,10 @@
 
 use copal_schemas::{SiteId, Timestamp, app::App, site::Site};
 
-use crate::failure::{Failure, Result};
+use crate::{
+    failure::{Failure, Result},
+    suggest::choice,
+};
 
 /// Minutes without news of its agent after which a Site no longer counts as active.
 pub(crate) const ACTIVE_MIN: i64 = 5;
@@ -109,8 +112,11 @@ fn named(all: &[Site], name: &str) -> Result<Vec<SiteId>> {
         return Ok(ids);
     }
     let names: Vec<&str> = all.iter().map(|site| site.name.as_str()).collect();
-    Err(Failure::new(format!("no Site of yours has the id, the name or a path with {name:?}"))
-        .hint(choice(&names, "make one with `copal site init FOLDER`")))
+    Err(Failure::new(format!("no Site of yours has the id, the name or a path with {name:?}")).hint(choice(
+        name,
+        &names,
+        "make one with `copal site init FOLDER`",
+    )))
 }
 
 /// The only one of the Sites that are meant.
@@ -147,18 +153,12 @@ pub(crate) fn only_app(apps: Vec<App>, name: &str, site_name: impl Fn(SiteId) ->
         }
         (None, _) => {
             let names: Vec<&str> = names.iter().map(String::as_str).collect();
-            Err(Failure::new(format!("no App {name:?} at the Sites meant"))
-                .hint(choice(&names, "write it into the Site's apps folder and run `copal app sync`")))
+            Err(Failure::new(format!("no App {name:?} at the Sites meant")).hint(choice(
+                name,
+                &names,
+                "write it into the Site's apps folder and run `copal app sync`",
+            )))
         }
-    }
-}
-
-/// A hint that lists what there is, or says what to do where there is nothing.
-fn choice(names: &[&str], otherwise: &str) -> String {
-    match names {
-        [] => otherwise.into(),
-        names if names.len() <= 12 => format!("there is {}", names.join(", ")),
-        names => format!("there is {} and {} more", names[..12].join(", "), names.len() - 12),
     }
 }
 
@@ -215,7 +215,7 @@ mod tests {
     fn what_means_nothing_is_an_error_with_the_choice() {
         insta::assert_snapshot!(chosen(Some("tetha"), None).unwrap_err().lines(), @r#"
         error: no Site of yours has the id, the name or a path with "tetha"
-        hint: there is theta, polaris, 2
+        hint: did you mean theta?
         "#);
         insta::assert_snapshot!(chosen(Some("this"), None).unwrap_err().lines(), @r"
         error: this folder is in no Site
@@ -259,7 +259,7 @@ mod tests {
         ");
         insta::assert_snapshot!(only_app(apps(), "Helo", name).unwrap_err().lines(), @r#"
         error: no App "Helo" at the Sites meant
-        hint: there is Hello, Hello, Sim
+        hint: did you mean Hello?
         "#);
     }
 }

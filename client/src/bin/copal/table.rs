@@ -4,6 +4,8 @@
 use comfy_table::{Attribute, Cell, Color, ContentArrangement, presets};
 use copal_schemas::{JobState, StringMap, batch_job::BatchJobState};
 
+use crate::commands::Verdict;
+
 /// Rows under headings.
 pub(crate) struct Table {
     inner: comfy_table::Table,
@@ -13,8 +15,14 @@ pub(crate) struct Table {
 impl Table {
     /// A table with these headings.
     pub(crate) fn new<const N: usize>(headings: [&str; N]) -> Self {
+        Self::with_headings(headings)
+    }
+
+    /// A table with as many headings as there are.
+    pub(crate) fn with_headings(headings: impl IntoIterator<Item = impl ToString>) -> Self {
         let mut table = Self::bare();
-        table.inner.set_header(headings.map(|heading| Cell::new(heading).add_attribute(Attribute::Bold)));
+        let headings = headings.into_iter().map(|heading| Cell::new(heading).add_attribute(Attribute::Bold));
+        table.inner.set_header(headings.collect::<Vec<_>>());
         table
     }
 
@@ -30,6 +38,11 @@ impl Table {
 
     /// Adds a row.
     pub(crate) fn row<const N: usize>(&mut self, cells: [Cell; N]) {
+        self.push(cells.into());
+    }
+
+    /// Adds a row of as many cells as there are headings.
+    pub(crate) fn push(&mut self, cells: Vec<Cell>) {
         self.inner.add_row(cells);
         self.rows += 1;
     }
@@ -83,6 +96,18 @@ pub(crate) fn job_state(state: JobState) -> Cell {
     }
 }
 
+/// A state of a Job in its colour, outside of a table.
+pub(crate) fn state_text(state: JobState) -> String {
+    let colour = match state {
+        JobState::JobFinished => "32",
+        JobState::Running => "36",
+        JobState::Failed | JobState::RunError => "31",
+        JobState::RunTimeout | JobState::RestartReady => "33",
+        _ => return state.to_string(),
+    };
+    format!("\u{1b}[{colour}m{state}\u{1b}[0m")
+}
+
 /// A state of a BatchJob in its colour.
 pub(crate) fn batch_job_state(state: BatchJobState) -> Cell {
     let cell = Cell::new(state);
@@ -91,6 +116,15 @@ pub(crate) fn batch_job_state(state: BatchJobState) -> Cell {
         BatchJobState::SubmitFailed => cell.fg(Color::Red),
         BatchJobState::PendingDeletion => cell.fg(Color::Yellow),
         _ => cell,
+    }
+}
+
+/// How something fares, in its colour.
+pub(crate) fn verdict(verdict: Verdict) -> Cell {
+    match verdict {
+        Verdict::Ok => Cell::new("ok").fg(Color::Green),
+        Verdict::Warning => Cell::new("warning").fg(Color::Yellow),
+        Verdict::Wrong => Cell::new("wrong").fg(Color::Red),
     }
 }
 

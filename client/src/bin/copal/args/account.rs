@@ -16,6 +16,16 @@ pub(crate) struct Enter {
     pub(crate) account: Account,
 }
 
+/// How to log in.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Login {
+    /// Approve the login in a browser, on this or another machine, instead of typing the password here.
+    #[arg(long, conflicts_with_all = ["username", "password", "password_stdin"])]
+    pub(crate) device: bool,
+    #[command(flatten)]
+    pub(crate) enter: Enter,
+}
+
 /// A name and how its password is had.
 #[derive(Clone, Args)]
 pub(crate) struct Account {

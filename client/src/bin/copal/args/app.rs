@@ -1,6 +1,9 @@
 //! `copal app …`
 
-use super::SiteOption;
+use clap_complete::engine::ArgValueCompleter;
+
+use super::{SiteOption, Yes};
+use crate::complete;
 
 /// What to do with Apps.
 #[derive(Debug, clap::Subcommand)]
@@ -16,8 +19,20 @@ pub(crate) enum Command {
     #[command(after_help = "Examples:\n  copal app show Hello\n  copal app show 17")]
     Show {
         /// Its name or id.
+        #[arg(add = ArgValueCompleter::new(complete::apps))]
         app: String,
         #[command(flatten)]
         site: SiteOption,
+    },
+    /// Delete an App with its Jobs from the service. Its file stays.
+    #[command(after_help = "Examples:\n  copal app rm Hello\n  copal app rm Hello --site my-site -y")]
+    Rm {
+        /// Its name or id.
+        #[arg(add = ArgValueCompleter::new(complete::apps))]
+        app: String,
+        #[command(flatten)]
+        site: SiteOption,
+        #[command(flatten)]
+        yes: Yes,
     },
 }

@@ -2,8 +2,10 @@
 
 use copal_schemas::JobState;
 
-use super::{job_state, key_value};
-use crate::ids::IdList;
+use clap_complete::engine::ArgValueCompleter;
+
+use super::{SiteOption, job_state, key_value};
+use crate::{complete, ids::IdList};
 
 /// What to do with events.
 #[derive(Debug, clap::Subcommand)]
@@ -16,6 +18,37 @@ Examples:
   copal events ls --to-state FAILED --after 2h
   copal events ls --tag system=H2O --from-state RUNNING --limit 20 -o json")]
     Ls(Box<List>),
+    /// Print state changes of Jobs as they happen, until Ctrl-C.
+    #[command(after_help = "\
+Examples:
+  copal events watch
+  copal events watch --tag system=H2O --to-state FAILED
+  copal events watch --site all -o jsonl")]
+    Watch(Watch),
+}
+
+/// Which changes are watched.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Watch {
+    /// Of these Jobs: ids and ranges.
+    #[arg(long = "job", visible_alias = "job-id", value_name = "IDS")]
+    pub(crate) jobs: Vec<IdList>,
+    /// Of Jobs that run in this BatchJob.
+    #[arg(long, value_name = "ID")]
+    pub(crate) batch_job: Option<i64>,
+    /// Of Jobs with these tags.
+    #[arg(long = "tag", value_name = "KEY=VALUE", value_parser = key_value)]
+    pub(crate) tags: Vec<(String, String)>,
+    /// From this state.
+    #[arg(long = "from-state", visible_alias = "from", value_name = "STATE", value_parser = job_state,
+          add = ArgValueCompleter::new(complete::states))]
+    pub(crate) from_state: Option<JobState>,
+    /// To this state.
+    #[arg(long = "to-state", visible_alias = "to", value_name = "STATE", value_parser = job_state,
+          add = ArgValueCompleter::new(complete::states))]
+    pub(crate) to_state: Option<JobState>,
+    #[command(flatten)]
+    pub(crate) site: SiteOption,
 }
 
 /// Which events.
@@ -37,10 +70,12 @@ pub(crate) struct List {
     #[arg(long = "data", value_name = "KEY=VALUE", value_parser = key_value)]
     pub(crate) data: Vec<(String, String)>,
     /// From this state.
-    #[arg(long = "from-state", visible_alias = "from", value_name = "STATE", value_parser = job_state)]
+    #[arg(long = "from-state", visible_alias = "from", value_name = "STATE", value_parser = job_state,
+          add = ArgValueCompleter::new(complete::states))]
     pub(crate) from_state: Option<JobState>,
     /// To this state.
-    #[arg(long = "to-state", visible_alias = "to", value_name = "STATE", value_parser = job_state)]
+    #[arg(long = "to-state", visible_alias = "to", value_name = "STATE", value_parser = job_state,
+          add = ArgValueCompleter::new(complete::states))]
     pub(crate) to_state: Option<JobState>,
     /// At this time or later: 2h (ago), 13:05, 2026-11-30T13:05.
     #[arg(long, value_name = "TIME")]

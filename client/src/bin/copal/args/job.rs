@@ -1,9 +1,12 @@
 //! `copal job …`
 
+use std::path::PathBuf;
+
+use clap_complete::engine::ArgValueCompleter;
 use copal_schemas::JobState;
 
 use super::{SiteOption, Yes, job_state, key_value};
-use crate::{array::ArraySpec, ids::IdList};
+use crate::{array::ArraySpec, complete, ids::IdList};
 
 /// What to do with Jobs.
 #[derive(Debug, clap::Subcommand)]
@@ -13,21 +16,41 @@ Examples:
   copal job ls --state FAILED
   copal job show 7")]
 pub(crate) enum Command {
-    /// Create one Job, or with --array many.
+    /// Create one Job, or many: with --array, from a table, or from a file of commands.
     #[command(after_help = "\
 Examples:
   copal job create -a Hello -w demo/1 -p name=world
   copal job create -a Sim -w run/7 -n 2 -rpn 4 -g 1 --tag system=H2O --parent 5 --parent 6 -y
   copal job create -a Sim --array 0-99 -w 'seeds/{index:06}' -p 'seed={index}' -y
-  copal job create -a Sim --array 0-99 -w 'seeds/{index:06}' -p 'seed={index}' --dry-run")]
+  copal job create -a Sim --array 0-99 -w 'seeds/{index:06}' -p 'seed={index}' --dry-run
+  copal job create -a Sim --from runs.csv -w 'runs/{index}' --dry-run
+  copal job create --from jobs.jsonl --skip-bad -y
+  copal job create --commands commands.txt --tag campaign=july -y
+
+--from: each row is a Job. Columns are app, workdir, the resources (num_nodes, ranks_per_node, gpus_per_rank,
+mem_mb, wall_time_min, ...), priority, parent_ids, tags.NAME, data.NAME, launch_params.NAME and param.NAME, which may
+be written as NAME alone. Options hold for the rows that leave them out; {index} is the row's number, from 1.
+--commands: each line is a shell command, run in this folder; its output goes to job.out in the Job's folder.")]
     Create(Box<Create>),
+    /// Run an existing script (shell, Slurm or PBS) as a Job, with the variables that it expects.
+    #[command(after_help = "\
+Examples:
+  copal job submit train.sh
+  copal job submit sweep.sbatch --array 0-9 --dry-run
+  copal job submit --tag campaign=july -t 30 job.pbs input.dat
+
+Lines with #SBATCH and #PBS say what it needs and how it is called; what has no meaning here is told. The script is
+copied into the Site's scripts folder, so the command runs on the Site's machine. Dependencies are ids of Jobs here.")]
+    Submit(Box<Submit>),
     /// List Jobs.
     #[command(after_help = "\
 Examples:
   copal job ls
   copal job ls --site=123,my-site --tag experiment=XPCS --tag system=H2O
   copal job ls --state JOB_FINISHED --limit 20
-  copal job ls --by-state --tag system=H2O")]
+  copal job ls --by-state --tag system=H2O
+  copal job ls --fields id,workdir,tags.system,return_code -o csv
+  copal job ls --site all -o jsonl > jobs.jsonl")]
     Ls(Box<List>),
     /// Show one Job: fields, runs, the last output of a failed run, events.
     #[command(after_help = "Examples:\n  copal job show 7\n  copal job show 7 -o json")]
@@ -58,7 +81,7 @@ Examples:
     Cancel(Box<Change>),
     /// Delete Jobs and their events. Those that a launcher holds are left.
     #[command(
-        after_help = "Examples:\n  copal job rm 41,42,43\n  copal job rm --tag workflow=temp-test\n  copal job rm --all -y"
+        after_help = "Examples:\n  copal job rm 41,42,43\n  copal job rm --tag workflow=temp-test --dry-run\n  copal job rm --all -y"
     )]
     Rm(Box<Change>),
     /// Change Jobs.
@@ -74,16 +97,26 @@ Examples:
 #[derive(Debug, clap::Args)]
 pub(crate) struct Create {
     /// The App's name or id.
-    #[arg(short = 'a', long, value_name = "APP")]
-    pub(crate) app: String,
-    /// The Job's folder, below the Site's data folder. With --array it needs {index}.
-    #[arg(short = 'w', long, value_name = "FOLDER")]
-    pub(crate) workdir: String,
+    #[arg(short = 'a', long, value_name = "APP", required_unless_present_any = ["from", "commands"],
+          add = ArgValueCompleter::new(complete::apps))]
+    pub(crate) app: Option<String>,
+    /// The Job's folder, below the Site's data folder. With several Jobs it needs {index}.
+    #[arg(short = 'w', long, value_name = "FOLDER", required_unless_present_any = ["from", "commands"])]
+    pub(crate) workdir: Option<String>,
+    /// A Job for each row of a file: csv, json or jsonl; - for stdin.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["array", "commands"])]
+    pub(crate) from: Option<PathBuf>,
+    /// With --from, create the good rows when others are bad.
+    #[arg(long, requires = "from")]
+    pub(crate) skip_bad: bool,
+    /// A Job for each line of a file, which is a shell command; - for stdin.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["array", "app", "parameters", "transfers"])]
+    pub(crate) commands: Option<PathBuf>,
     /// A parameter of the App. Example: -p name=world
     #[arg(short = 'p', long = "param", value_name = "NAME=VALUE", value_parser = key_value)]
     pub(crate) parameters: Vec<(String, String)>,
-    /// A Job for each index: FIRST-LAST[:STEP]. {index} and {index:06} in folder, parameters and
-    /// tags become the index. Example: --array 0-99
+    /// A Job for each index: FIRST-LAST[:STEP][,...]. {index} and {index:06} in folder, parameters
+    /// and tags become the index. Example: --array 0-99
     #[arg(long, value_name = "RANGE")]
     pub(crate) array: Option<ArraySpec>,
     /// A tag. Example: --tag system=H2O
@@ -140,6 +173,48 @@ pub(crate) struct Create {
     pub(crate) yes: Yes,
 }
 
+/// An existing script.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Submit {
+    /// The script.
+    #[arg(value_name = "SCRIPT", value_hint = clap::ValueHint::FilePath)]
+    pub(crate) script: PathBuf,
+    /// Its arguments.
+    #[arg(value_name = "ARGUMENTS", trailing_var_arg = true, allow_hyphen_values = true)]
+    pub(crate) arguments: Vec<String>,
+    /// The Job's folder, below the Site's data folder. Left out: one below scripts/, named after the Job.
+    #[arg(short = 'w', long, value_name = "FOLDER")]
+    pub(crate) workdir: Option<String>,
+    /// A Job for each index, in place of what the script says.
+    #[arg(long, value_name = "RANGE")]
+    pub(crate) array: Option<ArraySpec>,
+    /// The Job's name, in place of what the script says.
+    #[arg(short = 'J', long, value_name = "NAME")]
+    pub(crate) name: Option<String>,
+    /// Nodes, in place of what the script says.
+    #[arg(short = 'n', long, value_name = "NUMBER", value_parser = clap::value_parser!(i32).range(1..))]
+    pub(crate) num_nodes: Option<i32>,
+    /// Minutes that it may take, in place of what the script says.
+    #[arg(short = 't', long, value_name = "MINUTES", value_parser = clap::value_parser!(i32).range(1..))]
+    pub(crate) wall_time_min: Option<i32>,
+    /// A tag. Example: --tag system=H2O
+    #[arg(long = "tag", value_name = "KEY=VALUE", value_parser = key_value)]
+    pub(crate) tags: Vec<(String, String)>,
+    /// Jobs that must finish first: ids and ranges.
+    #[arg(long = "parent", value_name = "IDS")]
+    pub(crate) parents: Vec<IdList>,
+    /// Higher runs first.
+    #[arg(long, value_name = "NUMBER", default_value_t = 0, allow_negative_numbers = true)]
+    pub(crate) priority: i32,
+    /// Create nothing; show what there would be.
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    #[command(flatten)]
+    pub(crate) site: SiteOption,
+    #[command(flatten)]
+    pub(crate) yes: Yes,
+}
+
 /// Which Jobs. All that is given must hold.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct Selection {
@@ -150,16 +225,18 @@ pub(crate) struct Selection {
     #[arg(long = "id", value_name = "IDS")]
     pub(crate) ids: Vec<IdList>,
     /// In these states, with commas or repeated. Example: --state FAILED,RUN_ERROR
-    #[arg(short = 's', long = "state", value_name = "STATE", value_parser = job_state, value_delimiter = ',')]
+    #[arg(short = 's', long = "state", value_name = "STATE", value_parser = job_state, value_delimiter = ',',
+          add = ArgValueCompleter::new(complete::states))]
     pub(crate) states: Vec<JobState>,
     /// In none of these states. Balsam's -ns.
-    #[arg(long = "exclude-state", value_name = "STATE", value_parser = job_state, value_delimiter = ',')]
+    #[arg(long = "exclude-state", value_name = "STATE", value_parser = job_state, value_delimiter = ',',
+          add = ArgValueCompleter::new(complete::states))]
     pub(crate) exclude_states: Vec<JobState>,
     /// With these tags. Example: --tag system=H2O
     #[arg(short = 't', long = "tag", value_name = "KEY=VALUE", value_parser = key_value)]
     pub(crate) tags: Vec<(String, String)>,
     /// Of this App, by name or id.
-    #[arg(short = 'a', long, value_name = "APP")]
+    #[arg(short = 'a', long, value_name = "APP", add = ArgValueCompleter::new(complete::apps))]
     pub(crate) app: Option<String>,
     /// With this text in their folder.
     #[arg(short = 'w', long, value_name = "TEXT")]
@@ -188,7 +265,7 @@ pub(crate) struct List {
     /// Only how many there are in each state.
     #[arg(long)]
     pub(crate) by_state: bool,
-    /// The most rows. Left out: 1000 in a table, all in JSON.
+    /// The most rows. Left out: 1000 in a table, all in json, jsonl and csv.
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(i64).range(1..))]
     pub(crate) limit: Option<i64>,
     /// In this order: id, last_update, state or workdir, with - before it for descending.
@@ -205,6 +282,9 @@ pub(crate) struct Change {
     /// Every Job of the Sites meant.
     #[arg(long)]
     pub(crate) all: bool,
+    /// Change nothing; show which Jobs are meant.
+    #[arg(long)]
+    pub(crate) dry_run: bool,
     #[command(flatten)]
     pub(crate) yes: Yes,
 }
@@ -215,7 +295,8 @@ pub(crate) struct Modify {
     #[command(flatten)]
     pub(crate) change: Change,
     /// The state to set, off the usual way if need be. Example: --set-state RESTART_READY
-    #[arg(long, value_name = "STATE", value_parser = job_state, help_heading = "Changes")]
+    #[arg(long, value_name = "STATE", value_parser = job_state, help_heading = "Changes",
+          add = ArgValueCompleter::new(complete::states))]
     pub(crate) set_state: Option<JobState>,
     /// Adds or changes a tag.
     #[arg(long = "set-tag", value_name = "KEY=VALUE", value_parser = key_value, help_heading = "Changes")]

@@ -8,10 +8,13 @@ pub(crate) mod job;
 pub(crate) mod queue;
 pub(crate) mod site;
 
+use std::path::PathBuf;
+
 use clap::{Parser, Subcommand};
+use clap_complete::engine::ArgValueCompleter;
 use copal_schemas::job_state::{JobState, UnknownState};
 
-use crate::output::Format;
+use crate::{complete, output::Format, suggest};
 
 /// Run large campaigns of jobs on many machines through pilot jobs.
 #[derive(Debug, Parser)]
@@ -36,6 +39,9 @@ pub(crate) struct Cli {
     /// How data is written to stdout: `-o json` is one JSON value.
     #[arg(short = 'o', long, global = true, value_enum, default_value_t, value_name = "FORMAT")]
     pub(crate) output: Format,
+    /// Only these fields, by their JSON names: id,state,tags.system
+    #[arg(long, global = true, value_name = "NAMES", value_delimiter = ',')]
+    pub(crate) fields: Vec<String>,
     #[command(subcommand)]
     pub(crate) command: Command,
 }
@@ -55,8 +61,9 @@ Examples:
 Examples:
   copal login
   copal login --url https://copal.example.org --username ann
+  copal login --device
   COPAL_PASSWORD=\"$SECRET\" copal login --username ann")]
-    Login(account::Enter),
+    Login(account::Login),
     /// Forget the stored token.
     #[command(after_help = "Example:\n  copal logout")]
     Logout,
@@ -78,7 +85,10 @@ Examples:
     /// See what happened to Jobs.
     #[command(subcommand)]
     Events(events::Command),
-    /// Write completions for a shell to stdout.
+    /// Check credentials, service, clock, Site folder, scheduler, MPI, GPUs and disk; say how to mend each.
+    #[command(after_help = "Examples:\n  copal doctor\n  copal doctor -o json")]
+    Doctor,
+    /// Write completions for a shell to stdout. They know your Sites and Apps.
     #[command(after_help = "\
 Examples:
   copal completions bash > ~/.local/share/bash-completion/completions/copal
@@ -88,6 +98,12 @@ Examples:
         /// The shell.
         shell: clap_complete::Shell,
     },
+    /// Write manual pages into a folder.
+    #[command(after_help = "Example:\n  copal man ~/.local/share/man/man1")]
+    Man {
+        /// The folder; made where it does not exist.
+        folder: PathBuf,
+    },
 }
 
 /// Which Sites are meant.
@@ -95,7 +111,7 @@ Examples:
 pub(crate) struct SiteOption {
     /// Which Sites: this, all, active, an id, a name or a part of the path; several with commas.
     /// Left out: this Site inside its folder, else all active ones. Example: --site theta,42
-    #[arg(long, value_name = "SITES")]
+    #[arg(long, value_name = "SITES", add = ArgValueCompleter::new(complete::sites))]
     pub(crate) site: Option<String>,
 }
 
@@ -117,7 +133,12 @@ pub(crate) fn key_value(text: &str) -> Result<(String, String), String> {
 
 /// Reads a Job's state, in any case.
 pub(crate) fn job_state(text: &str) -> Result<JobState, String> {
-    text.to_ascii_uppercase().parse().map_err(|error: UnknownState| error.to_string())
+    text.to_ascii_uppercase().parse().map_err(|error: UnknownState| {
+        match suggest::nearest(text, JobState::ALL.iter().map(|state| state.as_str())) {
+            Some(near) => format!("{text:?} is not a job state; did you mean {near}?"),
+            None => error.to_string(),
+        }
+    })
 }
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
 //! `copal queue …`
 
-use copal_schemas::batch_job::{JobMode, Partition};
+use copal_schemas::batch_job::{BatchJobState, JobMode, Partition};
 
-use super::{SiteOption, key_value};
+use super::{SiteOption, Yes, key_value};
+use crate::{ids::IdList, suggest};
 
 /// What to do with BatchJobs.
 #[derive(Debug, clap::Subcommand)]
@@ -18,25 +19,84 @@ Examples:
     /// List BatchJobs that are not over, with the reasons of refused ones.
     #[command(
         disable_help_flag = true,
-        after_help = "Examples:\n  copal queue ls\n  copal queue ls --history --site=all"
+        after_help = "\
+Examples:
+  copal queue ls
+  copal queue ls --history --site=all
+  copal queue ls --scheduler-id 4711
+  copal queue ls --state running -q debug --tag system=H2O -o wide"
     )]
-    Ls {
-        /// Those that are over, too.
-        #[arg(short = 'h', long)]
-        history: bool,
-        /// Print help.
-        #[arg(long, action = clap::ArgAction::Help)]
-        help: Option<bool>,
+    Ls(Box<List>),
+    /// Show one BatchJob with everything that is known of it, above all why it was refused.
+    #[command(after_help = "Example:\n  copal queue show 7")]
+    Show {
+        /// Its id.
+        id: i64,
+    },
+    /// Follow BatchJobs live, until Ctrl-C.
+    #[command(after_help = "Examples:\n  copal queue watch\n  copal queue watch --site all")]
+    Watch(SiteOption),
+    /// Take BatchJobs out of the queue, or end running ones.
+    #[command(after_help = "\
+Examples:
+  copal queue rm 7
+  copal queue rm 7 8 10-12
+  copal queue rm --scheduler-id 4711
+  copal queue rm --all --site my-site --dry-run")]
+    Rm {
+        /// Their ids and ranges of ids, as `copal queue ls` shows them.
+        #[arg(value_name = "IDS", required_unless_present_any = ["scheduler_id", "all"])]
+        ids: Vec<IdList>,
+        /// The one with this id of the scheduler.
+        #[arg(long, value_name = "ID")]
+        scheduler_id: Option<String>,
+        /// All that are not over at the Sites meant.
+        #[arg(long, conflicts_with_all = ["ids", "scheduler_id"])]
+        all: bool,
+        /// Change nothing; show which are meant.
+        #[arg(long)]
+        dry_run: bool,
         #[command(flatten)]
         site: SiteOption,
+        #[command(flatten)]
+        yes: Yes,
     },
-    /// Take BatchJobs out of the queue, or end running ones.
-    #[command(after_help = "Examples:\n  copal queue rm 7\n  copal queue rm 7 8 9")]
-    Rm {
-        /// Their ids, as `copal queue ls` shows them.
-        #[arg(required = true, value_name = "ID")]
-        ids: Vec<i64>,
-    },
+}
+
+/// Which BatchJobs are listed.
+#[derive(Debug, clap::Args)]
+pub(crate) struct List {
+    /// Those that are over, too.
+    #[arg(short = 'h', long)]
+    pub(crate) history: bool,
+    /// Print help.
+    #[arg(long, action = clap::ArgAction::Help)]
+    pub(crate) help: Option<bool>,
+    /// Only the one with this id of the scheduler.
+    #[arg(long, value_name = "ID")]
+    pub(crate) scheduler_id: Option<String>,
+    /// In these states, with commas or repeated. Example: --state queued,running
+    #[arg(short = 's', long = "state", value_name = "STATE", value_parser = batch_job_state, value_delimiter = ',')]
+    pub(crate) states: Vec<BatchJobState>,
+    /// In this queue.
+    #[arg(short = 'q', long, value_name = "QUEUE")]
+    pub(crate) queue: Option<String>,
+    /// That run Jobs with these tags.
+    #[arg(long = "tag", value_name = "KEY=VALUE", value_parser = key_value)]
+    pub(crate) tags: Vec<(String, String)>,
+    #[command(flatten)]
+    pub(crate) site: SiteOption,
+}
+
+/// Reads a BatchJob's state, in any case.
+fn batch_job_state(text: &str) -> Result<BatchJobState, String> {
+    let lower = text.to_ascii_lowercase();
+    let names: Vec<&str> = BatchJobState::ALL.iter().map(|state| state.as_str()).collect();
+    BatchJobState::ALL
+        .iter()
+        .copied()
+        .find(|state| state.as_str() == lower)
+        .ok_or_else(|| format!("{text:?} is not a BatchJob's state; {}", suggest::choice(&lower, &names, "")))
 }
 
 /// A BatchJob.

@@ -26,7 +26,7 @@ Examples:
         yes: Yes,
     },
     /// List your Sites.
-    #[command(after_help = "Examples:\n  copal site ls\n  copal site ls -o json")]
+    #[command(after_help = "Examples:\n  copal site ls\n  copal site ls -o wide\n  copal site ls -o json")]
     Ls {
         /// Only these: this, active, an id, a name or a part of the path. Left out: all.
         #[arg(long, value_name = "SITES")]
@@ -47,6 +47,25 @@ Examples:
     /// Check the Site's files, and tell the service about its settings and Apps.
     #[command(after_help = "Examples:\n  copal site sync\n  copal site sync --site my-site")]
     Sync(Folder),
+    /// Move a Site's folder on this machine, and tell the service.
+    #[command(after_help = "Examples:\n  copal site mv ./old ./new\n  copal site mv ~/sites/a /scratch/a")]
+    Mv {
+        /// The folder now. Where it was moved by hand already, the folder where it is.
+        from: PathBuf,
+        /// The folder then. Left out: it was moved by hand.
+        to: Option<PathBuf>,
+    },
+    /// Give a Site another name.
+    #[command(after_help = "Examples:\n  copal site rename new-name\n  copal site rename new-name --site old-name")]
+    Rename {
+        /// The new name, unique among your Sites.
+        name: String,
+        #[command(flatten)]
+        site: SiteOption,
+    },
+    /// Print a systemd user unit that keeps the Site's agent running.
+    #[command(after_help = "Example:\n  copal site unit > ~/.config/systemd/user/copal-agent.service")]
+    Unit(Folder),
     /// Delete a Site from the service with its Jobs. Its folder stays.
     #[command(after_help = "Example:\n  copal site rm --site my-site")]
     Rm {

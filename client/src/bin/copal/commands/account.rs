@@ -1,14 +1,18 @@
 //! `copal register|login|logout|whoami`
 
-use std::{fs, io};
+use std::{
+    fs, io,
+    time::{Duration, Instant},
+};
 
 use copal_client::{Client, ClientError, Credentials, api::is_loopback};
 use copal_schemas::{problem::ErrorCode, user::User};
 use secrecy::{ExposeSecret, SecretString};
 use url::Url;
+use uuid::Uuid;
 
 use crate::{
-    args::account::Enter,
+    args::account::{Enter, Login},
     context::Context,
     failure::{Failure, Result},
     prompt,
@@ -17,6 +21,9 @@ use crate::{
 
 /// Where `copal-server` listens when nothing else is said.
 const DEFAULT_URL: &str = "http://127.0.0.1:8642";
+
+/// How long an approval is waited for where the service names no time.
+const DEVICE_PATIENCE: Duration = Duration::from_secs(300);
 
 pub(super) async fn register(context: Context, enter: &Enter) -> Result<()> {
     let client = anonymous(enter)?;
@@ -31,22 +38,28 @@ pub(super) async fn register(context: Context, enter: &Enter) -> Result<()> {
     })?;
     let credentials = enter_service(&client, &username, &password).await?;
     context.out.talk(&format!("Registered and logged in as {username} at {}.", credentials.api_root));
-    if context.out.is_json() { context.out.json(&user) } else { Ok(()) }
+    if context.out.is_data() { context.out.value(&user) } else { Ok(()) }
 }
 
-pub(super) async fn login(context: Context, enter: &Enter) -> Result<()> {
+pub(super) async fn login(context: Context, login: &Login) -> Result<()> {
+    let enter = &login.enter;
     let client = anonymous(enter)?;
-    let username = prompt::username(&enter.account)?;
-    let password = prompt::password(&enter.account, false)?;
-    let credentials = enter_service(&client, &username, &password).await?;
+    let credentials = if login.device {
+        approve_in_browser(context, &client).await?
+    } else {
+        let username = prompt::username(&enter.account)?;
+        let password = prompt::password(&enter.account, false)?;
+        enter_service(&client, &username, &password).await?
+    };
     context.out.talk(&format!(
-        "Logged in as {username} at {} until {}.",
+        "Logged in as {} at {} until {}.",
+        credentials.username,
         credentials.api_root,
         context.clock.local(credentials.token_expiry)
     ));
-    if context.out.is_json() {
+    if context.out.is_data() {
         let user = Client::from_credentials(&credentials)?.whoami().await?;
-        return context.out.json(&user);
+        return context.out.value(&user);
     }
     Ok(())
 }
@@ -113,6 +126,51 @@ async fn enter_service(client: &Client, username: &str, password: &SecretString)
     };
     credentials.save()?;
     Ok(credentials)
+}
+
+/// Logs in by a code that the user approves in a browser, and stores the token.
+async fn approve_in_browser(context: Context, client: &Client) -> Result<Credentials> {
+    let program = Uuid::new_v4();
+    let start = client.start_device_login(program).await.map_err(|error| match error.code() {
+        Some(ErrorCode::NotFound) => Failure::new(format!("{} has no login by browser", client.base()))
+            .hint("leave --device out and log in with your password"),
+        _ => error.into(),
+    })?;
+    context.out.talk(&format!(
+        "Open {} in a browser and approve the code {}.",
+        start.verification_uri_complete, start.user_code
+    ));
+    let lapses = Instant::now() + Duration::try_from_secs_f64(start.expires_in).unwrap_or(DEVICE_PATIENCE);
+    let pause = Duration::try_from_secs_f64(start.interval).unwrap_or(Duration::from_secs(3));
+    let token = loop {
+        tokio::time::sleep(pause).await;
+        match client.finish_device_login(program, &start.device_code).await {
+            Ok(Some(token)) => break token,
+            Ok(None) if Instant::now() < lapses => {}
+            Err(error) if error.is_transient() && Instant::now() < lapses => {}
+            Ok(None) => return Err(not_approved("nobody approved the login in time")),
+            Err(error) => {
+                return Err(match error.code() {
+                    Some(ErrorCode::Forbidden) => not_approved("the login was denied in the browser"),
+                    Some(ErrorCode::Conflict) => not_approved("nobody approved the login in time"),
+                    _ => error.into(),
+                });
+            }
+        }
+    };
+    let known = Client::new(client.base(), Some(token.access_token.clone().into()))?;
+    let credentials = Credentials {
+        api_root: client.base().clone(),
+        username: known.whoami().await?.username,
+        token: token.access_token.into(),
+        token_expiry: token.expiration,
+    };
+    credentials.save()?;
+    Ok(credentials)
+}
+
+fn not_approved(what: &str) -> Failure {
+    Failure::new(what).hint("run `copal login --device` again")
 }
 
 fn wrong_password(error: ClientError, client: &Client) -> Failure {

@@ -1,4 +1,4 @@
-//! `copal site start|run|stop|status`: the agent's process at a Site of this machine.
+//! `copal site start|run|stop|status|unit`: the agent's process at a Site of this machine.
 
 use std::{
     env, fs, io,
@@ -24,7 +24,6 @@ use crate::{
     context::Context,
     failure::{Failure, Result},
     human::Clock,
-    output::terminal_width,
     table::{Table, cell, maybe},
 };
 
@@ -43,7 +42,7 @@ pub(super) async fn start(context: Context, folder: &Folder) -> Result<()> {
     let log = site.log().join("agent.log");
     if let AgentPresence::Here(holder) = presence(&site)? {
         context.out.talk(&format!("The agent runs already: pid {}, log {}", holder.pid, log.display()));
-        return if context.out.is_json() { context.out.json(&holder) } else { Ok(()) };
+        return if context.out.is_data() { context.out.value(&holder) } else { Ok(()) };
     }
     site.create_folders()?;
     let start_log = site.log().join("agent-start.log");
@@ -75,7 +74,7 @@ pub(super) async fn start(context: Context, folder: &Folder) -> Result<()> {
         sleep(LOOK_PAUSE).await;
     };
     context.out.talk(&format!("The agent runs: pid {}, log {}", holder.pid, log.display()));
-    if context.out.is_json() { context.out.json(&holder) } else { Ok(()) }
+    if context.out.is_data() { context.out.value(&holder) } else { Ok(()) }
 }
 
 /// Where the agent is, unless another machine has it.
@@ -129,6 +128,23 @@ pub(super) async fn stop(context: Context, folder: &Folder) -> Result<()> {
     Ok(())
 }
 
+/// Prints a systemd unit for the user's own service manager.
+pub(super) async fn unit(context: Context, folder: &Folder) -> Result<()> {
+    let site = find(context, folder).await?;
+    // In a unit file a percent sign begins a specifier, and words are quoted as in C.
+    let word = |path: &std::path::Path| {
+        let text = path.display().to_string().replace('\\', "\\\\").replace('"', "\\\"").replace('%', "%%");
+        format!("\"{text}\"")
+    };
+    let (program, root) = (word(&env::current_exe()?), word(site.root()));
+    context.out.text(&format!(
+        "[Unit]\nDescription=Copal agent of {root}\nAfter=network-online.target\n\n\
+         [Service]\nExecStart={program} site run {root}\nRestart=on-failure\nRestartSec=10\n\
+         # Launchers that the local scheduler started outlive a restart of the agent.\nKillMode=process\n\n\
+         [Install]\nWantedBy=default.target\n"
+    ))
+}
+
 /// What `site status` says.
 #[derive(Debug, Serialize)]
 struct Status {
@@ -142,15 +158,15 @@ pub(super) async fn status(context: Context, folder: &Folder) -> Result<()> {
     site.settings()?;
     let presence = AgentPid::presence(&site);
     let status = AgentStatus::read(&site);
-    if context.out.is_json() {
+    if context.out.is_data() {
         let (running, agent) = match presence {
             AgentPresence::Stopped => (false, None),
             AgentPresence::Here(holder) => (true, Some(holder)),
             AgentPresence::Elsewhere(holder) => (is_fresh(status.as_ref(), context.clock), Some(holder)),
         };
-        return context.out.json(&Status { running, agent, status });
+        return context.out.value(&Status { running, agent, status });
     }
-    context.out.text(&status_text(&site, &presence, status.as_ref(), context.clock, terminal_width()))
+    context.out.text(&status_text(&site, &presence, status.as_ref(), context.clock, context.out.width()))
 }
 
 /// Minutes without a new status file after which an agent on another machine is taken for dead.

@@ -1,4 +1,4 @@
-//! `copal app sync|ls|show`
+//! `copal app sync|ls|show|rm`
 
 use copal_client::{Client, SiteDir, api::JobQuery};
 use copal_schemas::{
@@ -11,6 +11,7 @@ use crate::{
     context::{Context, SelectedSites},
     failure::{Failure, Result, chain, one_line},
     human::count,
+    prompt,
     table::{Table, cell, maybe},
 };
 
@@ -54,7 +55,7 @@ pub(super) async fn sync(context: Context, site: Option<&str>) -> Result<()> {
 }
 
 /// The folder of the Site that is meant, which must be on this machine.
-async fn folder_of(context: Context, client: &Client, selector: Option<&str>) -> Result<(SiteDir, SiteId)> {
+pub(super) async fn folder_of(context: Context, client: &Client, selector: Option<&str>) -> Result<(SiteDir, SiteId)> {
     let site = context.one_site(client, selector.or(Some("this"))).await?;
     if let Some(folder) = SiteDir::find()
         && folder.settings().is_ok_and(|settings| settings.site_id == site.id)
@@ -114,6 +115,44 @@ pub(super) async fn push(client: &Client, folder: &SiteDir, site_id: SiteId) -> 
         synced.push(Synced { app: known.name.clone(), change, note });
     }
     Ok(synced)
+}
+
+/// Makes the service's index of one App equal to its file.
+///
+/// # Errors
+/// [`Failure`]
+pub(super) async fn push_one(client: &Client, site_id: SiteId, wanted: AppCreate) -> Result<App> {
+    let known = client.list_apps(&[site_id]).await?.into_iter().find(|known| known.name == wanted.name);
+    Ok(match known {
+        None => client.create_app(&wanted).await?,
+        Some(known) if is_same(&known, &wanted) => known,
+        Some(known) => client.update_app(known.id, &patch(wanted)).await?,
+    })
+}
+
+/// Deletes an App and its Jobs from the service.
+pub(super) async fn rm(context: Context, name: &str, site: Option<&str>, yes: bool) -> Result<()> {
+    let client = context.client()?;
+    let sites = context.sites(&client, site).await?;
+    let app = sites.app(&client, name).await?;
+    let jobs = client.count_jobs(&JobQuery { app_id: Some(app.id), ..JobQuery::default() }).await?;
+    let site_name = sites.name(app.site_id);
+    let question = format!(
+        "Delete the App {} ({}) of {site_name} with {} from the service?",
+        app.name,
+        app.id,
+        count(jobs, "Job")
+    );
+    prompt::confirm_change(&question, yes)?;
+    client.delete_app(app.id).await?;
+    if context.out.is_data() {
+        return context.out.value(&app);
+    }
+    context.out.talk(&format!(
+        "Deleted the App {}. While apps/{}.yml is there, `copal app sync` brings it back.",
+        app.name, app.name
+    ));
+    Ok(())
 }
 
 /// Prints what changed.

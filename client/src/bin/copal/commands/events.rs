@@ -1,4 +1,4 @@
-//! `copal events ls`
+//! `copal events ls`, and how one event is written in a line.
 
 use copal_client::api::EventQuery;
 use copal_schemas::{BatchJobId, JobId, JsonObject, event::Event};
@@ -9,7 +9,7 @@ use crate::{
     context::Context,
     failure::{Failure, Result},
     human::Clock,
-    table::{Table, cell, job_state},
+    table::{Table, cell, job_state, state_text},
 };
 
 /// Ids in one request: more make its address longer than proxies take.
@@ -72,6 +72,19 @@ fn table(events: &[Event], clock: Clock) -> Table {
         ]);
     }
     table
+}
+
+/// An event as a line of its own: `13:05:12.345  7  RUNNING -> RUN_ERROR  exit code 3`
+pub(super) fn line(event: &Event, clock: Clock) -> String {
+    let line = format!(
+        "{}  {}  {} -> {}  {}",
+        clock.local_time(event.timestamp),
+        event.job_id,
+        event.from_state,
+        state_text(event.to_state),
+        data(&event.data)
+    );
+    format!("{}\n", line.trim_end())
 }
 
 /// An event's data in one line: the message first.

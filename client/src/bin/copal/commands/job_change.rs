@@ -8,6 +8,7 @@ use copal_schemas::{
 };
 use serde_json::json;
 
+use super::job_list::show_selected;
 use crate::{
     args::job::{Change, Modify},
     context::Context,
@@ -20,6 +21,9 @@ use crate::{
 pub(super) async fn cancel(context: Context, change: &Change) -> Result<()> {
     let client = context.client()?;
     let jobs = selected(&context, &client, change).await?;
+    if change.dry_run {
+        return show_selected(context, &client, &jobs, "cancel what is not at an end of").await;
+    }
     let mut counts = jobs.counts_or_none(&client).await?;
     counts.retain(|state, _| !state.is_terminal());
     let mut done = Cancelled::default();
@@ -31,8 +35,8 @@ pub(super) async fn cancel(context: Context, change: &Change) -> Result<()> {
             done.stopping += part.stopping;
         }
     }
-    if context.out.is_json() {
-        return context.out.json(&done);
+    if context.out.is_data() {
+        return context.out.value(&done);
     }
     context.out.talk(&match done {
         Cancelled { cancelled: 0, stopping: 0 } => "Nothing to cancel: all are at an end.".into(),
@@ -50,6 +54,9 @@ pub(super) async fn cancel(context: Context, change: &Change) -> Result<()> {
 pub(super) async fn rm(context: Context, change: &Change) -> Result<()> {
     let client = context.client()?;
     let jobs = selected(&context, &client, change).await?;
+    if change.dry_run {
+        return show_selected(context, &client, &jobs, "delete").await;
+    }
     let counts = jobs.counts_or_none(&client).await?;
     confirm("Delete", &counts, change.yes.yes)?;
     for query in jobs.queries() {
@@ -57,8 +64,8 @@ pub(super) async fn rm(context: Context, change: &Change) -> Result<()> {
     }
     let left = total(&jobs.counts(&client).await?);
     let deleted = (total(&counts) - left).max(0);
-    if context.out.is_json() {
-        return context.out.json(&json!({"deleted": deleted, "left": left}));
+    if context.out.is_data() {
+        return context.out.value(&json!({"deleted": deleted, "left": left}));
     }
     context.out.talk(&format!("Deleted {}.", count(deleted, "Job")));
     if left > 0 {
@@ -75,6 +82,9 @@ pub(super) async fn modify(context: Context, modify: &Modify) -> Result<()> {
         return Err(Failure::usage("nothing is to be changed").hint("`copal job modify --help` lists what can be"));
     }
     let selected = selected(&context, &client, &modify.change).await?;
+    if modify.change.dry_run {
+        return show_selected(context, &client, &selected, "change").await;
+    }
     let jobs = selected.list(&client, None, None).await?;
     if jobs.is_empty() {
         return Err(none_match());
@@ -88,8 +98,8 @@ pub(super) async fn modify(context: Context, modify: &Modify) -> Result<()> {
     for chunk in patches.chunks(MAX_BULK) {
         changed += client.update_jobs(chunk).await?;
     }
-    if context.out.is_json() {
-        return context.out.json(&json!({"changed": changed}));
+    if context.out.is_data() {
+        return context.out.value(&json!({"changed": changed}));
     }
     context.out.talk(&format!("Changed {}.", count(changed, "Job")));
     Ok(())

@@ -15,7 +15,7 @@ use crate::{
     follow::{End, follow},
     human::{Clock, count},
     ids::Shortest,
-    output::{is_interactive, terminal_width},
+    output::is_interactive,
     selection::{Counts, Jobs, summary, total},
 };
 
@@ -37,8 +37,8 @@ pub(super) async fn wait(context: Context, selection: &Selection, timeout: Optio
             return Err(Failure::new(text).exit(TIMED_OUT).hint("run the command again to go on waiting"));
         }
     };
-    if context.out.is_json() {
-        context.out.json(&counts)?;
+    if context.out.is_data() {
+        context.out.value(&counts)?;
     }
     match counts.get(&JobState::Failed).copied().unwrap_or(0) {
         0 => {
@@ -77,10 +77,10 @@ pub(super) async fn watch(context: Context, selection: &Selection) -> Result<()>
     let end = interruptible(follow(&client, &jobs, None, |news| progress.report(news))).await;
     progress.finish();
     let (End::Settled(counts) | End::TimedOut(counts)) = end?;
-    if context.out.is_json() {
-        return context.out.json(&counts);
+    if context.out.is_data() {
+        return context.out.value(&counts);
     }
-    if progress.is_live() { context.out.text(&counts_table(&counts).render(terminal_width())) } else { Ok(()) }
+    if progress.is_live() { context.out.text(&counts_table(&counts).render(context.out.width())) } else { Ok(()) }
 }
 
 /// Ends with Ctrl-C, so that the progress bar is cleared before the program ends.
@@ -111,7 +111,7 @@ impl Progress {
         if live {
             bar.enable_steady_tick(Duration::from_millis(250));
         }
-        Self { context, bar, lines: watch && !live && !context.out.is_json(), last_line: String::new(), away: false }
+        Self { context, bar, lines: watch && !live && !context.out.is_data(), last_line: String::new(), away: false }
     }
 
     fn is_live(&self) -> bool {

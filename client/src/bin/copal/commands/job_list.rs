@@ -2,15 +2,17 @@
 
 use std::collections::BTreeMap;
 
+use copal_client::Client;
 use copal_schemas::{AppId, app::App, job::Job};
 
 use crate::{
     args::job::List,
     context::{Context, SelectedSites},
     failure::Result,
-    human::Clock,
-    selection::{Counts, total},
-    table::{Table, cell, job_state, pairs},
+    human::{Clock, count},
+    ids::Shortest,
+    selection::{Counts, Jobs, summary, total},
+    table::{Table, cell, job_state, maybe, pairs},
 };
 
 /// Rows of a table when --limit is left out.
@@ -23,14 +25,20 @@ pub(super) async fn ls(context: Context, list: &List) -> Result<()> {
         let counts = selected.counts(&client).await?;
         return context.out.data(&counts, "No Jobs.", || counts_table(&counts));
     }
-    let limit = list.limit.or(if context.out.is_json() { None } else { Some(TABLE_LIMIT) });
-    let jobs = selected.list(&client, limit, list.ordering.as_deref()).await?;
-    if context.out.is_json() {
-        return context.out.json(&jobs);
+    if context.out.is_data() {
+        let mut records = context.out.records();
+        let mut pages = selected.pages(list.limit, list.ordering.as_deref());
+        while let Some(page) = pages.next(&client).await? {
+            records.write(&page)?;
+        }
+        return records.finish();
     }
+    let limit = list.limit.unwrap_or(TABLE_LIMIT);
+    let jobs = selected.list(&client, Some(limit), list.ordering.as_deref()).await?;
     let apps = if jobs.is_empty() { Vec::new() } else { client.list_apps(&selected.sites.ids).await? };
-    context.out.data(&jobs, "No Jobs.", || table(&jobs, &apps, &selected.sites, context.clock))?;
-    if limit.is_some_and(|limit| jobs.len() as i64 >= limit) {
+    let wide = context.out.is_wide();
+    context.out.data(&jobs, "No Jobs.", || table(&jobs, &apps, &selected.sites, context.clock, wide))?;
+    if jobs.len() as i64 >= limit {
         let all = total(&selected.counts(&client).await?);
         if all > jobs.len() as i64 {
             context.out.talk(&format!("{} of {all} Jobs are shown; --limit shows more.", jobs.len()));
@@ -39,12 +47,14 @@ pub(super) async fn ls(context: Context, list: &List) -> Result<()> {
     Ok(())
 }
 
-fn table(jobs: &[Job], apps: &[App], sites: &SelectedSites, clock: Clock) -> Table {
+fn table(jobs: &[Job], apps: &[App], sites: &SelectedSites, clock: Clock, wide: bool) -> Table {
     let apps: BTreeMap<AppId, &App> = apps.iter().map(|app| (app.id, app)).collect();
-    let mut table = Table::new(["ID", "SITE", "APP", "FOLDER", "STATE", "TAGS", "CHANGED"]);
+    let more = ["RESOURCES", "PARAMETERS", "EXIT", "RUNS", "BATCHJOB", "PRIORITY", "PARENTS"];
+    let headings = ["ID", "SITE", "APP", "FOLDER", "STATE", "TAGS", "CHANGED"];
+    let mut table = Table::with_headings(headings.iter().chain(if wide { &more[..] } else { &[] }));
     for job in jobs {
         let app = apps.get(&job.app_id);
-        table.row([
+        let mut row = vec![
             cell(job.id),
             cell(app.map_or_else(|| "-".into(), |app| sites.name(app.site_id))),
             cell(app.map_or_else(|| job.app_id.to_string(), |app| app.name.clone())),
@@ -52,9 +62,40 @@ fn table(jobs: &[Job], apps: &[App], sites: &SelectedSites, clock: Clock) -> Tab
             job_state(job.state),
             cell(pairs(&job.tags)),
             cell(clock.ago(job.last_update)),
-        ]);
+        ];
+        if wide {
+            row.extend([
+                cell(super::job_show::shape(&job.shape())),
+                cell(pairs(&job.parameters)),
+                maybe(job.return_code),
+                cell(job.num_attempts),
+                maybe(job.batch_job_id),
+                cell(job.priority),
+                cell(Shortest::of(job.parent_ids.iter().map(|id| id.0))),
+            ]);
+        }
+        table.push(row);
     }
     table
+}
+
+/// Shows which Jobs a change would be made to.
+pub(super) async fn show_selected(context: Context, client: &Client, selected: &Jobs, verb: &str) -> Result<()> {
+    let counts = selected.counts_or_none(client).await?;
+    if context.out.is_data() {
+        let mut records = context.out.records();
+        let mut pages = selected.pages(None, None);
+        while let Some(page) = pages.next(client).await? {
+            records.write(&page)?;
+        }
+        return records.finish();
+    }
+    let jobs = selected.list(client, Some(TABLE_LIMIT), None).await?;
+    let apps = client.list_apps(&selected.sites.ids).await?;
+    let rows = table(&jobs, &apps, &selected.sites, context.clock, context.out.is_wide());
+    context.out.text(&rows.render(context.out.width()))?;
+    context.out.talk(&format!("Would {verb} {} ({}).", count(total(&counts), "Job"), summary(&counts)));
+    Ok(())
 }
 
 /// How many Jobs are in each state, in the order of a Job's life.
@@ -91,7 +132,8 @@ mod tests {
         ];
         let sites = SelectedSites { all: Vec::new(), ids: Vec::new() };
         let clock = Clock::fixed("2026-11-30T12:00:00");
-        let text = |width| anstream::adapter::strip_str(&table(&jobs, &[], &sites, clock).render(width)).to_string();
+        let text =
+            |width| anstream::adapter::strip_str(&table(&jobs, &[], &sites, clock, false).render(width)).to_string();
         insta::assert_snapshot!(text(None), @r"
         ID    SITE  APP  FOLDER                                                  STATE         TAGS                    CHANGED
         7     -     3    demo/1                                                  PREPROCESSED  method=ccsd system=H2O  2m ago

@@ -15,7 +15,6 @@ use crate::{
     failure::{Failure, Result},
     human::{self, Clock, count},
     ids::Shortest,
-    output::terminal_width,
     table::{Table, cell, job_state, maybe, pairs},
 };
 
@@ -31,8 +30,8 @@ pub(super) async fn show(context: Context, id: i64) -> Result<()> {
         }
         _ => error.into(),
     })?;
-    if context.out.is_json() {
-        return context.out.json(&job);
+    if context.out.is_data() {
+        return context.out.value(&job);
     }
     let attempts = client.list_attempts(id).await?;
     let query = EventQuery { job_ids: vec![id], limit: Some(EVENTS), ..EventQuery::default() };
@@ -45,7 +44,7 @@ pub(super) async fn show(context: Context, id: i64) -> Result<()> {
         app: app.map_or_else(|| job.app_id.to_string(), |app| format!("{} ({})", app.name, app.id)),
         site: app.map_or_else(|| "-".into(), |app| format!("{} ({})", sites.name(app.site_id), app.site_id)),
     };
-    context.out.text(&text(&job, &place, &attempts, &events, context.clock, terminal_width()))
+    context.out.text(&text(&job, &place, &attempts, &events, context.clock, context.out.width()))
 }
 
 /// Names of what the Job has only ids of.

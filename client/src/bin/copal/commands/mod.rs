@@ -4,32 +4,45 @@
 mod account;
 mod agent;
 mod app;
+mod doctor;
 mod events;
 mod job_change;
 mod job_create;
 mod job_follow;
 mod job_list;
+mod job_rows;
 mod job_show;
+mod manual;
 mod queue;
+mod script_app;
 mod site;
 mod site_init;
-
-use clap::CommandFactory;
+mod watch;
 
 use crate::{
     args::{
-        Cli, Command, app::Command as App, events::Command as Events, job::Command as Job, queue::Command as Queue,
+        Command, app::Command as App, events::Command as Events, job::Command as Job, queue::Command as Queue,
         site::Command as Site,
     },
     context::Context,
     failure::Result,
 };
 
+pub(crate) use doctor::Verdict;
+pub(crate) use manual::COMPLETE_VARIABLE;
+
 /// Runs one command.
 ///
 /// # Errors
 /// The failure to print, with its exit code.
 pub(crate) async fn run(context: Context, command: Command) -> Result<()> {
+    match dispatch(context, command).await {
+        Err(failure) if failure.is_misunderstood() => Err(doctor::explain_version(context, failure).await),
+        outcome => outcome,
+    }
+}
+
+async fn dispatch(context: Context, command: Command) -> Result<()> {
     match command {
         Command::Register(enter) => account::register(context, &enter).await,
         Command::Login(enter) => account::login(context, &enter).await,
@@ -45,15 +58,20 @@ pub(crate) async fn run(context: Context, command: Command) -> Result<()> {
             Site::Stop(folder) => agent::stop(context, &folder).await,
             Site::Status(folder) => agent::status(context, &folder).await,
             Site::Sync(folder) => site::sync(context, &folder).await,
+            Site::Mv { from, to } => site::mv(context, &from, to.as_deref()).await,
+            Site::Rename { name, site } => site::rename(context, &name, site.site.as_deref()).await,
+            Site::Unit(folder) => agent::unit(context, &folder).await,
             Site::Rm { site, yes } => site::rm(context, site.site.as_deref(), yes.yes).await,
         },
         Command::App(command) => match command {
             App::Sync(site) => app::sync(context, site.site.as_deref()).await,
             App::Ls(site) => app::ls(context, site.site.as_deref()).await,
             App::Show { app, site } => app::show(context, &app, site.site.as_deref()).await,
+            App::Rm { app, site, yes } => app::rm(context, &app, site.site.as_deref(), yes.yes).await,
         },
         Command::Job(command) => match command {
             Job::Create(create) => job_create::create(context, &create).await,
+            Job::Submit(submit) => script_app::submit(context, &submit).await,
             Job::Ls(list) => job_list::ls(context, &list).await,
             Job::Show { id } => job_show::show(context, id).await,
             Job::Wait { selection, timeout } => job_follow::wait(context, &selection, timeout).await,
@@ -64,14 +82,26 @@ pub(crate) async fn run(context: Context, command: Command) -> Result<()> {
         },
         Command::Queue(command) => match command {
             Queue::Submit(submit) => queue::submit(context, &submit).await,
-            Queue::Ls { history, help: _, site } => queue::ls(context, history, site.site.as_deref()).await,
-            Queue::Rm { ids } => queue::rm(context, &ids).await,
+            Queue::Ls(list) => queue::ls(context, &list).await,
+            Queue::Show { id } => queue::show(context, id).await,
+            Queue::Watch(site) => watch::queue(context, site.site.as_deref()).await,
+            Queue::Rm { ids, scheduler_id, all: _, dry_run, site, yes } => {
+                let removal = queue::Removal {
+                    ids: &ids,
+                    scheduler_id: scheduler_id.as_deref(),
+                    site: site.site.as_deref(),
+                    dry_run,
+                    yes: yes.yes,
+                };
+                queue::rm(context, removal).await
+            }
         },
-        Command::Events(Events::Ls(list)) => events::ls(context, &list).await,
-        Command::Completions { shell } => {
-            let mut text = Vec::new();
-            clap_complete::generate(shell, &mut Cli::command(), "copal", &mut text);
-            context.out.text(&String::from_utf8_lossy(&text))
-        }
+        Command::Events(command) => match command {
+            Events::Ls(list) => events::ls(context, &list).await,
+            Events::Watch(wanted) => watch::events(context, &wanted).await,
+        },
+        Command::Doctor => doctor::doctor(context).await,
+        Command::Completions { shell } => manual::completions(context, shell),
+        Command::Man { folder } => manual::man(context, &folder),
     }
 }

@@ -1,5 +1,6 @@
-//! `copal queue submit|ls|rm`
+//! `copal queue submit|ls|show|rm`
 
+use copal_client::ClientError;
 use copal_schemas::{
     BatchJobId,
     batch_job::{BatchJob, BatchJobCreate, BatchJobPatch, BatchJobPatchItem, BatchJobState, JobMode},
@@ -7,10 +8,13 @@ use copal_schemas::{
 };
 
 use crate::{
-    args::queue::Submit,
+    args::queue::{List, Submit},
     context::{Context, SelectedSites},
     failure::{Failure, Result},
     human::{Clock, count},
+    ids::IdList,
+    prompt,
+    suggest::choice,
     table::{Table, batch_job_state, cell, maybe, pairs},
 };
 
@@ -21,8 +25,8 @@ pub(super) async fn submit(context: Context, submit: &Submit) -> Result<()> {
     let client = context.client()?;
     let site = context.one_site(&client, submit.site.site.as_deref()).await?;
     let batch_job = client.create_batch_job(&new_batch_job(submit, &site)?).await?;
-    if context.out.is_json() {
-        return context.out.json(&batch_job);
+    if context.out.is_data() {
+        return context.out.value(&batch_job);
     }
     context.out.talk(&format!(
         "BatchJob {} asks for {} for {} min at {}; `copal queue ls` shows how far it is.",
@@ -48,9 +52,8 @@ fn new_batch_job(submit: &Submit, site: &Site) -> Result<BatchJobCreate> {
     let declared = &site.details.optional_batch_job_params;
     if let Some((unknown, _)) = submit.optional_params.iter().find(|(name, _)| !declared.contains_key(name)) {
         let known: Vec<&str> = declared.keys().map(String::as_str).collect();
-        return Err(Failure::usage(format!("the Site {} declares no parameter {unknown:?} (-x)", site.name)).hint(
-            if known.is_empty() { "it declares none".into() } else { format!("it declares {}", known.join(", ")) },
-        ));
+        return Err(Failure::usage(format!("the Site {} declares no parameter {unknown:?} (-x)", site.name))
+            .hint(choice(unknown, &known, "it declares none")));
     }
     Ok(BatchJobCreate {
         site_id: site.id,
@@ -89,31 +92,96 @@ fn project(submit: &Submit, site: &Site) -> Result<String> {
     }
 }
 
-pub(super) async fn ls(context: Context, history: bool, site: Option<&str>) -> Result<()> {
+pub(super) async fn ls(context: Context, list: &List) -> Result<()> {
     let client = context.client()?;
-    let sites = context.sites(&client, site).await?;
-    let states: Vec<BatchJobState> = if history {
-        Vec::new()
-    } else {
-        BatchJobState::ALL.iter().copied().filter(|state| *state != BatchJobState::Finished).collect()
-    };
+    let sites = context.sites(&client, list.site.site.as_deref()).await?;
+    // Who names one, or a state, means it wherever it is in its life.
+    let history = list.history || list.scheduler_id.is_some() || !list.states.is_empty();
+    let states: Vec<BatchJobState> = if history { list.states.clone() } else { open_states() };
     let mut batch_jobs = client.list_batch_jobs(&sites.ids, &states).await?;
-    batch_jobs.retain(|batch_job| history || is_shown(batch_job, context.clock));
+    batch_jobs.retain(|batch_job| {
+        (history || is_open(batch_job, context.clock))
+            && list
+                .scheduler_id
+                .as_ref()
+                .is_none_or(|id| batch_job.scheduler_id.as_ref().is_some_and(|own| own.0 == *id))
+            && list.queue.as_ref().is_none_or(|queue| batch_job.queue == *queue)
+            && list.tags.iter().all(|(key, value)| batch_job.filter_tags.get(key) == Some(value))
+    });
     let empty = if history { "No BatchJobs." } else { "No BatchJobs that are not over; --history shows all." };
-    context.out.data(&batch_jobs, empty, || table(&batch_jobs, &sites, context.clock))
+    let wide = context.out.is_wide();
+    context.out.data(&batch_jobs, empty, || table(&batch_jobs, &sites, context.clock, wide))
+}
+
+/// The states of BatchJobs that are not over, and of refused ones.
+fn open_states() -> Vec<BatchJobState> {
+    BatchJobState::ALL.iter().copied().filter(|state| *state != BatchJobState::Finished).collect()
 }
 
 /// Whether people want to see it without asking for history.
-fn is_shown(batch_job: &BatchJob, clock: Clock) -> bool {
-    batch_job.state != BatchJobState::SubmitFailed
-        || batch_job.end_time.is_none_or(|time| (clock.now - time).num_hours() < REFUSED_SHOWN_HOURS)
+pub(super) fn is_open(batch_job: &BatchJob, clock: Clock) -> bool {
+    match batch_job.state {
+        BatchJobState::Finished => false,
+        BatchJobState::SubmitFailed => {
+            batch_job.end_time.is_none_or(|time| (clock.now - time).num_hours() < REFUSED_SHOWN_HOURS)
+        }
+        _ => true,
+    }
 }
 
-fn table(batch_jobs: &[BatchJob], sites: &SelectedSites, clock: Clock) -> Table {
-    let mut table =
-        Table::new(["ID", "SITE", "SCHEDULER ID", "STATE", "QUEUE", "PROJECT", "NODES", "MIN", "MODE", "TIME", "INFO"]);
+pub(super) async fn show(context: Context, id: i64) -> Result<()> {
+    let client = context.client()?;
+    let batch_job = client.get_batch_job(BatchJobId(id)).await.map_err(|error| unknown(error, id))?;
+    let sites = context.sites(&client, Some("all")).await?;
+    context.out.data(&batch_job, "", || show_table(&batch_job, &sites, context.clock))
+}
+
+fn show_table(batch_job: &BatchJob, sites: &SelectedSites, clock: Clock) -> Table {
+    let mut table = Table::bare();
+    table.field("BatchJob", cell(batch_job.id));
+    table.field("Site", cell(format!("{} ({})", sites.name(batch_job.site_id), batch_job.site_id)));
+    table.field("State", batch_job_state(batch_job.state));
+    table.field("Scheduler id", maybe(batch_job.scheduler_id.as_ref()));
+    table.field("Queue", cell(&batch_job.queue));
+    table.field("Project", cell(&batch_job.project));
+    table
+        .field("Asks for", cell(format!("{} for {} min", count(batch_job.num_nodes, "node"), batch_job.wall_time_min)));
+    table.field("Mode", cell(batch_job.job_mode));
+    for part in batch_job.partitions.iter().flatten() {
+        table.field("Part", cell(part));
+    }
+    for (name, map) in [("Tags", &batch_job.filter_tags), ("Params", &batch_job.optional_params)] {
+        if !map.is_empty() {
+            table.field(name, cell(pairs(map)));
+        }
+    }
+    table.field("Started", maybe(batch_job.start_time.map(|time| clock.both(time))));
+    table.field("Ended", maybe(batch_job.end_time.map(|time| clock.both(time))));
+    for (key, value) in &batch_job.status_info {
+        table.field(key, cell(value));
+    }
+    table
+}
+
+/// A BatchJob as a line of its own.
+pub(super) fn line(batch_job: &BatchJob, sites: &SelectedSites, clock: Clock) -> String {
+    let line = format!(
+        "{}  {}  {}  {}  {}",
+        clock.local_time(clock.now),
+        batch_job.id,
+        sites.name(batch_job.site_id),
+        batch_job.state,
+        info(batch_job)
+    );
+    format!("{}\n", line.trim_end())
+}
+
+pub(super) fn table(batch_jobs: &[BatchJob], sites: &SelectedSites, clock: Clock, wide: bool) -> Table {
+    let headings = ["ID", "SITE", "SCHEDULER ID", "STATE", "QUEUE", "PROJECT", "NODES", "MIN", "MODE", "TIME", "INFO"];
+    let more = ["STARTED", "ENDED"];
+    let mut table = Table::with_headings(headings.iter().chain(if wide { &more[..] } else { &[] }));
     for batch_job in batch_jobs {
-        table.row([
+        let mut row = vec![
             cell(batch_job.id),
             cell(sites.name(batch_job.site_id)),
             maybe(batch_job.scheduler_id.as_ref()),
@@ -125,7 +193,12 @@ fn table(batch_jobs: &[BatchJob], sites: &SelectedSites, clock: Clock) -> Table 
             cell(batch_job.job_mode),
             cell(times(batch_job, clock)),
             cell(info(batch_job)),
-        ]);
+        ];
+        if wide {
+            row.push(maybe(batch_job.start_time.map(|time| clock.local(time))));
+            row.push(maybe(batch_job.end_time.map(|time| clock.local(time))));
+        }
+        table.push(row);
     }
     table
 }
@@ -154,30 +227,67 @@ fn info(batch_job: &BatchJob) -> String {
     parts.join(" ").replace('\n', " ")
 }
 
-pub(super) async fn rm(context: Context, ids: &[i64]) -> Result<()> {
+/// Which BatchJobs `queue rm` means.
+pub(super) struct Removal<'a> {
+    pub(super) ids: &'a [IdList],
+    pub(super) scheduler_id: Option<&'a str>,
+    pub(super) site: Option<&'a str>,
+    pub(super) dry_run: bool,
+    pub(super) yes: bool,
+}
+
+pub(super) async fn rm(context: Context, removal: Removal<'_>) -> Result<()> {
     let client = context.client()?;
-    let mut patches = Vec::new();
-    for id in ids {
-        let batch_job = client.get_batch_job(BatchJobId(*id)).await.map_err(|error| match error.code() {
-            Some(copal_schemas::problem::ErrorCode::NotFound) => Failure::new(format!("you have no BatchJob {id}"))
-                .hint("`copal queue ls --history --site all` lists yours"),
-            _ => error.into(),
-        })?;
-        if batch_job.state.is_over() {
-            context.out.talk(&format!("BatchJob {id} is over already ({}).", batch_job.state));
-        } else {
-            let patch = BatchJobPatch { state: Some(BatchJobState::PendingDeletion), ..BatchJobPatch::default() };
-            patches.push(BatchJobPatchItem { id: batch_job.id, patch });
+    let mut meant = Vec::new();
+    if removal.ids.is_empty() {
+        let site = removal.site.or(if removal.scheduler_id.is_some() { Some("all") } else { None });
+        let sites = context.sites(&client, site).await?;
+        meant = client.list_batch_jobs(&sites.ids, &open_states()).await?;
+        if let Some(id) = removal.scheduler_id {
+            meant.retain(|batch_job| batch_job.scheduler_id.as_ref().is_some_and(|own| own.0 == id));
+            if meant.is_empty() {
+                return Err(Failure::new(format!("no BatchJob that is not over has the scheduler id {id}"))
+                    .hint("`copal queue ls --site all` lists yours"));
+            }
         }
     }
+    for id in removal.ids.iter().flat_map(|list| list.ids()) {
+        meant.push(client.get_batch_job(BatchJobId(id)).await.map_err(|error| unknown(error, id))?);
+    }
+    if !removal.ids.is_empty() {
+        for over in meant.iter().filter(|batch_job| batch_job.state.is_over()) {
+            context.out.talk(&format!("BatchJob {} is over already ({}).", over.id, over.state));
+        }
+    }
+    meant.retain(|batch_job| !batch_job.state.is_over());
+    if removal.dry_run {
+        let sites = context.sites(&client, Some("all")).await?;
+        return context.out.data(&meant, "None would be deleted.", || table(&meant, &sites, context.clock, false));
+    }
+    // Ids that were typed one by one need no question.
+    if removal.ids.is_empty() && meant.len() > 1 {
+        prompt::confirm_change(&format!("Delete {} BatchJobs?", meant.len()), removal.yes)?;
+    }
+    let patch = BatchJobPatch { state: Some(BatchJobState::PendingDeletion), ..BatchJobPatch::default() };
+    let patches: Vec<BatchJobPatchItem> =
+        meant.iter().map(|batch_job| BatchJobPatchItem { id: batch_job.id, patch: patch.clone() }).collect();
     let batch_jobs = if patches.is_empty() { Vec::new() } else { client.update_batch_jobs(&patches).await? };
-    if context.out.is_json() {
-        return context.out.json(&batch_jobs);
+    if context.out.is_data() {
+        return context.out.value(&batch_jobs);
     }
     for batch_job in &batch_jobs {
         context.out.talk(&format!("BatchJob {} will be deleted by its Site's agent.", batch_job.id));
     }
     Ok(())
+}
+
+fn unknown(error: ClientError, id: i64) -> Failure {
+    match error.code() {
+        Some(copal_schemas::problem::ErrorCode::NotFound) => {
+            Failure::new(format!("you have no BatchJob {id}")).hint("`copal queue ls --history --site all` lists yours")
+        }
+        _ => error.into(),
+    }
 }
 
 #[cfg(test)]
@@ -271,7 +381,7 @@ mod tests {
             batch_job(8, BatchJobState::SubmitFailed, &[("error", "would exceed the per-project limit")]),
         ];
         let sites = SelectedSites { all: vec![site(&[], &[])], ids: vec![SiteId(1)] };
-        let text = table(&batch_jobs, &sites, Clock::fixed("2026-11-30T12:00:00")).render(None);
+        let text = table(&batch_jobs, &sites, Clock::fixed("2026-11-30T12:00:00"), false).render(None);
         insta::assert_snapshot!(anstream::adapter::strip_str(&text), @r"
         ID  SITE   SCHEDULER ID  STATE          QUEUE  PROJECT  NODES  MIN  MODE  TIME             INFO
         7   theta  41            running        debug  chem     128    60   mpi   started 10m ago

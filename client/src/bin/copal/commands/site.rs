@@ -1,12 +1,13 @@
-//! `copal site ls|sync|rm`
+//! `copal site ls|sync|mv|rename|rm`
 
-use std::{collections::BTreeMap, fmt::Debug, process::Stdio, time::Duration};
+use std::{collections::BTreeMap, fmt::Debug, fs, path::Path, process::Stdio, time::Duration};
 
 use copal_client::{Client, SiteDir, api::JobQuery};
 use copal_schemas::{
     SiteId,
+    batch_job::BatchJobState,
     settings::Settings,
-    site::{Site, SiteDetails, SitePatch},
+    site::{BackfillWindow, Site, SiteDetails, SitePatch},
 };
 use serde_json::json;
 
@@ -18,7 +19,7 @@ use crate::{
     human::{Clock, count},
     prompt,
     sites::is_active,
-    table::{Table, cell},
+    table::{Table, cell, maybe},
 };
 
 /// How long `copal-agent check` may take.
@@ -33,24 +34,57 @@ pub(super) async fn ls(context: Context, selector: Option<&str>) -> Result<()> {
         None => client.list_sites().await?,
     };
     context.out.data(&sites, "You have no Site; make one with `copal site init FOLDER`.", || {
-        table(&sites, here, context.clock)
+        table(&sites, here, context.clock, context.out.is_wide())
     })
 }
 
-fn table(sites: &[Site], here: Option<SiteId>, clock: Clock) -> Table {
-    let mut table = Table::new(["ID", "NAME", "AGENT", "QUEUES", "PATH"]);
+fn table(sites: &[Site], here: Option<SiteId>, clock: Clock, wide: bool) -> Table {
+    let headings = ["ID", "NAME", "AGENT", "QUEUED", "RUNNING", "QUEUES", "PATH"];
+    let more = ["NODE", "IDLE", "PROJECTS", "LOCATIONS", "CREATED"];
+    let mut table = Table::with_headings(headings.iter().chain(if wide { &more[..] } else { &[] }));
     for site in sites {
         let agent = if is_active(site, clock.now) { "active" } else { "silent" };
         let mark = if Some(site.id) == here { "* " } else { "" };
-        table.row([
+        let nodes = |state: BatchJobState| -> i32 {
+            site.details.queued_jobs.values().filter(|job| job.state == state).map(|job| job.num_nodes).sum()
+        };
+        let mut row = vec![
             cell(site.id),
             cell(format!("{mark}{}", site.name)),
             cell(format!("{agent}, {}", clock.ago(site.last_refresh))),
-            cell(site.details.allowed_queues.keys().cloned().collect::<Vec<_>>().join(" ")),
+            cell(count(nodes(BatchJobState::Queued), "node")),
+            cell(count(nodes(BatchJobState::Running), "node")),
+            cell(joined(site.details.allowed_queues.keys())),
             cell(&site.path),
-        ]);
+        ];
+        if wide {
+            row.extend([
+                maybe(site.details.node_shape.map(|node| {
+                    format!("{}, {}, {} MiB", count(node.cpus, "core"), count(node.gpus, "GPU"), node.mem_mb)
+                })),
+                cell(windows(site)),
+                cell(site.details.allowed_projects.join(" ")),
+                cell(joined(site.details.transfer_locations.keys())),
+                cell(clock.local(site.creation_date)),
+            ]);
+        }
+        table.push(row);
     }
     table
+}
+
+fn joined<'a>(names: impl Iterator<Item = &'a String>) -> String {
+    names.map(String::as_str).collect::<Vec<_>>().join(" ")
+}
+
+/// Holes in the queues: `debug: 4 nodes for 60 min`.
+fn windows(site: &Site) -> String {
+    let hole = |queue: &String, hole: &BackfillWindow| {
+        format!("{queue}: {} for {} min", count(hole.num_nodes, "node"), hole.wall_time_min)
+    };
+    let all =
+        site.details.backfill_windows.iter().flat_map(|(queue, holes)| holes.iter().map(move |each| hole(queue, each)));
+    all.collect::<Vec<_>>().join(", ")
 }
 
 pub(super) async fn sync(context: Context, folder: &Folder) -> Result<()> {
@@ -72,8 +106,8 @@ pub(super) async fn sync(context: Context, folder: &Folder) -> Result<()> {
         client.update_site(site.id, &patch).await?;
     }
     let apps = app::push(&client, &folder, site.id).await?;
-    if context.out.is_json() {
-        return context.out.json(&json!({"settings": changes, "apps": apps}));
+    if context.out.is_data() {
+        return context.out.value(&json!({"settings": changes, "apps": apps}));
     }
     if changes.is_empty() {
         context.out.talk("The settings are as the service knows them.");
@@ -85,7 +119,7 @@ pub(super) async fn sync(context: Context, folder: &Folder) -> Result<()> {
 }
 
 /// Lets the agent's program check settings, job template and Apps.
-async fn check(folder: &SiteDir) -> Result<()> {
+pub(super) async fn check(folder: &SiteDir) -> Result<()> {
     let mut command = tokio::process::Command::new(agent::sibling("copal-agent")?);
     command.arg("check").arg("--site").arg(folder.root());
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
@@ -153,6 +187,71 @@ fn changed<T: PartialEq + serde::Serialize + Debug>(
     Some(wanted)
 }
 
+/// Moves a Site's folder, or takes note that it was moved.
+pub(super) async fn mv(context: Context, from: &Path, to: Option<&Path>) -> Result<()> {
+    let client = context.client()?;
+    let lost = |error: std::io::Error| {
+        Failure::new(format!("can't find the folder {}: {error}", from.display())).hint("check the path")
+    };
+    let old = SiteDir::new(fs::canonicalize(from).map_err(lost)?);
+    let settings = old.settings()?;
+    let site = client.get_site(settings.site_id).await?;
+    if agent::runs_here(&old) {
+        return Err(Failure::new(format!("the agent of {} runs", site.name))
+            .hint(format!("run `copal site stop {}` first", old.root().display())));
+    }
+    let folder = match to {
+        None => old.root().to_path_buf(),
+        Some(to) => {
+            let mut to = std::path::absolute(to)?;
+            // As mv(1) does it.
+            if to.is_dir() {
+                to.push(old.root().file_name().unwrap_or_default());
+            }
+            if to.exists() {
+                return Err(Failure::new(format!("{} is there already", to.display())).hint("choose another folder"));
+            }
+            fs::rename(old.root(), &to).map_err(|error| {
+                Failure::new(format!("can't move {} to {}: {error}", old.root().display(), to.display())).hint(format!(
+                    "between file systems copy the folder yourself, and then run `copal site mv {}`",
+                    to.display()
+                ))
+            })?;
+            fs::canonicalize(to)?
+        }
+    };
+    let path = folder.display().to_string();
+    let patch = SitePatch { path: Some(path.clone()), ..SitePatch::default() };
+    let site = client.update_site(site.id, &patch).await.map_err(|error| {
+        Failure::from(error).hint(format!("the folder is {path} now; run `copal site mv {path}` to tell the service"))
+    })?;
+    if context.out.is_data() {
+        return context.out.value(&site);
+    }
+    context
+        .out
+        .talk(&format!("The Site {} is in {path} now; start its agent there with `copal site start`.", site.name));
+    Ok(())
+}
+
+/// Gives a Site another name.
+pub(super) async fn rename(context: Context, name: &str, selector: Option<&str>) -> Result<()> {
+    let client = context.client()?;
+    let site = context.one_site(&client, selector.or(Some("this"))).await?;
+    let patch = SitePatch { name: Some(name.into()), ..SitePatch::default() };
+    let renamed = client.update_site(site.id, &patch).await.map_err(|error| match error.code() {
+        Some(copal_schemas::problem::ErrorCode::Conflict) => {
+            Failure::new(format!("you have a Site named {name:?} already")).hint("choose another name")
+        }
+        _ => error.into(),
+    })?;
+    if context.out.is_data() {
+        return context.out.value(&renamed);
+    }
+    context.out.talk(&format!("The Site {} is named {} now.", site.name, renamed.name));
+    Ok(())
+}
+
 pub(super) async fn rm(context: Context, selector: Option<&str>, yes: bool) -> Result<()> {
     let client = context.client()?;
     let site = context.one_site(&client, selector.or(Some("this"))).await?;
@@ -167,8 +266,8 @@ pub(super) async fn rm(context: Context, selector: Option<&str>, yes: bool) -> R
         yes,
     )?;
     client.delete_site(site.id).await?;
-    if context.out.is_json() {
-        return context.out.json(&site);
+    if context.out.is_data() {
+        return context.out.value(&site);
     }
     context.out.talk(&format!("Deleted the Site {}. Its folder {} is left as it is.", site.name, site.path));
     Ok(())
@@ -210,10 +309,10 @@ mod tests {
 
     #[test]
     fn this_site_is_marked() {
-        let text = table(&[site()], Some(SiteId(1)), Clock::fixed("2026-11-30T12:00:00")).render(None);
+        let text = table(&[site()], Some(SiteId(1)), Clock::fixed("2026-11-30T12:00:00"), false).render(None);
         insta::assert_snapshot!(anstream::adapter::strip_str(&text), @r"
-        ID  NAME     AGENT            QUEUES  PATH
-        1   * theta  active, 10s ago          /lus/theta
+        ID  NAME     AGENT            QUEUED   RUNNING  QUEUES  PATH
+        1   * theta  active, 10s ago  0 nodes  0 nodes          /lus/theta
         ");
     }
 }

@@ -66,8 +66,8 @@ pub(super) async fn init(
         let _ = client.delete_site(site.id).await;
         return Err(failure);
     }
-    if context.out.is_json() {
-        return context.out.json(&site);
+    if context.out.is_data() {
+        return context.out.value(&site);
     }
     context.out.talk(&format!(
         "Made the Site {} (id {}) in {}.\nNext: write Apps to {}/apps, then `copal app sync` and `copal site start` there.",

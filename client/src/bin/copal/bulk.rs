@@ -1,0 +1,144 @@
+//! Many Jobs created by few calls, several of which are under way at the same time. What a call
+//! creates it creates wholly or not at all, and a repeated one creates nothing again.
+
+use std::{cell::Cell, iter, time::Duration};
+
+use copal_client::{Client, ClientError};
+use copal_schemas::{
+    job::{Job, JobCreate},
+    page::MAX_BULK,
+    problem::FieldError,
+};
+use futures_util::{StreamExt, stream};
+use indicatif::{ProgressBar, ProgressStyle};
+use uuid::Uuid;
+
+use crate::{
+    failure::{Failure, Result},
+    ids::Shortest,
+};
+
+/// Calls under way at the same time: the service works on one while the next is on its way.
+const CALLS: usize = 4;
+/// Jobs of one call where there are several: less than the most, so that the calls overlap.
+const JOBS_A_CALL: usize = MAX_BULK / 2;
+/// Tries of one call while the service is away; the same key makes a second success impossible.
+const TRIES: u32 = 6;
+
+/// Creates Jobs, and gives their ids in the order of the Jobs. `created` gets the Jobs as they are
+/// made; `place` names a Job for people by its number.
+///
+/// # Errors
+/// When the service refuses or is away; the failure says what was created before.
+pub(crate) async fn create_all(
+    client: &Client,
+    total: usize,
+    mut jobs: impl Iterator<Item = JobCreate>,
+    place: impl Fn(usize) -> Option<String>,
+    mut created: impl FnMut(Vec<Job>) -> Result<()>,
+) -> Result<Vec<i64>> {
+    let bar = progress(total);
+    let size = if total <= MAX_BULK { MAX_BULK } else { JOBS_A_CALL };
+    // Once a call failed no other is begun; those under way are awaited, to know what they created.
+    let failed = Cell::new(false);
+    let mut next = 0;
+    let chunks = iter::from_fn(|| {
+        if failed.get() {
+            return None;
+        }
+        let chunk: Vec<JobCreate> = jobs.by_ref().take(size).collect();
+        let first = next;
+        next += chunk.len();
+        (!chunk.is_empty()).then_some((first, chunk))
+    });
+    let calls = stream::iter(chunks)
+        .map(|(first, chunk)| async move { send(client, &chunk).await.map_err(|error| (first, error)) });
+    let mut answers = std::pin::pin!(calls.buffered(CALLS));
+    let (mut ids, mut failure) = (Vec::new(), None);
+    while let Some(answer) = answers.next().await {
+        match answer {
+            Ok(jobs) => {
+                bar.inc(jobs.len() as u64);
+                ids.extend(jobs.iter().map(|job| job.id.0));
+                created(jobs)?;
+            }
+            Err((first, error)) => {
+                failed.set(true);
+                failure.get_or_insert_with(|| describe(error, first, &place));
+            }
+        }
+    }
+    bar.finish_and_clear();
+    match failure {
+        None => Ok(ids),
+        Some(failure) if ids.is_empty() => Err(failure),
+        Some(failure) => {
+            let which = Shortest::of(ids.iter().copied());
+            Err(failure.hint(format!("{} of {total} Jobs were created: {which}", ids.len())).after_changes())
+        }
+    }
+}
+
+/// A refusal with the places of the wrong values in the user's own words.
+fn describe(error: ClientError, first: usize, place: &impl Fn(usize) -> Option<String>) -> Failure {
+    let ClientError::Problem(mut problem) = error else { return error.into() };
+    for FieldError { loc, .. } in &mut problem.errors {
+        let Some(index) = loc.get(1).and_then(serde_json::Value::as_u64) else { continue };
+        match place(first + index as usize) {
+            Some(name) => loc[1] = name.into(),
+            // Of one Job, or of an array, the number says nothing.
+            None => drop(loc.remove(1)),
+        }
+    }
+    ClientError::Problem(problem).into()
+}
+
+async fn send(client: &Client, jobs: &[JobCreate]) -> std::result::Result<Vec<Job>, ClientError> {
+    let key = Uuid::new_v4();
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        match client.create_jobs(jobs, key).await {
+            // Who can't even connect at first is told at once; what broke after that is repeated.
+            Err(error) if error.is_transient() && tries < TRIES && !(tries == 1 && is_away(&error)) => {
+                tokio::time::sleep(Duration::from_millis(100 << tries)).await;
+            }
+            outcome => return outcome,
+        }
+    }
+}
+
+/// Whether nobody listens at the service's address.
+fn is_away(error: &ClientError) -> bool {
+    matches!(error, ClientError::Unreachable { source, .. } if source.is_connect())
+}
+
+fn progress(total: usize) -> ProgressBar {
+    if total <= MAX_BULK {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} Jobs, {per_sec}, {eta} left")
+        .unwrap_or_else(|_| ProgressStyle::default_bar());
+    ProgressBar::new(total as u64).with_style(style)
+}
+
+#[cfg(test)]
+mod tests {
+    use copal_schemas::problem::{ErrorCode, Problem};
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_refused_row_is_named_by_its_line() {
+        let problem = || {
+            let mut problem = Problem::new(ErrorCode::Invalid, "wrong");
+            let loc = vec![json!("body"), json!(3), json!("parent_ids")];
+            problem.errors.push(FieldError { loc, msg: "there is no Job 9".into() });
+            ClientError::Problem(Box::new(problem))
+        };
+        let lined = describe(problem(), 2500, &|row| Some(format!("line {}", row + 2)));
+        insta::assert_snapshot!(lined.lines(), @"error: line 2505.parent_ids: there is no Job 9");
+        insta::assert_snapshot!(describe(problem(), 0, &|_| None).lines(), @"error: parent_ids: there is no Job 9");
+    }
+}

@@ -1,0 +1,128 @@
+//! Following the event stream until Ctrl-C: reconnects where it was, and lends a piece of the
+//! terminal for what changes. `follow` is the same for Jobs that come to an end.
+
+use std::time::Duration;
+
+use copal_client::{
+    Client,
+    api::{ChangeStream, StreamQuery},
+};
+use copal_schemas::event::Change;
+use indicatif::{ProgressBar, ProgressStyle};
+use tokio::time::{MissedTickBehavior, interval, sleep};
+
+use crate::{
+    context::Context,
+    failure::{Result, describe},
+    output::is_interactive,
+};
+
+/// Between tries to reach a service that is away.
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
+/// How often what is shown is drawn anew: times relative to now go on without any change.
+const TICK: Duration = Duration::from_millis(500);
+
+/// What a watcher is told.
+pub(crate) enum News {
+    /// Something changed.
+    Change(Box<Change>),
+    /// Some time passed.
+    Tick,
+}
+
+/// Tells `on` each change until Ctrl-C. A service that goes away is waited for; no change is lost.
+///
+/// # Errors
+/// When the service refuses, when it is away from the beginning, and what `on` fails with.
+pub(crate) async fn watch(
+    context: Context,
+    client: &Client,
+    query: &StreamQuery,
+    mut stream: ChangeStream,
+    area: &Area,
+    mut on: impl FnMut(News) -> Result<()>,
+) -> Result<()> {
+    let mut ticks = interval(TICK);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let interrupted = tokio::signal::ctrl_c();
+    tokio::pin!(interrupted);
+    let mut away = false;
+    loop {
+        let position = stream.last_event_id();
+        let broke = loop {
+            tokio::select! {
+                signal = &mut interrupted => return Ok(signal?),
+                _ = ticks.tick() => on(News::Tick)?,
+                change = stream.next() => match change {
+                    Ok(Some(change)) => on(News::Change(Box::new(change)))?,
+                    Ok(None) => break None,
+                    Err(error) if error.is_transient() => break Some(error),
+                    Err(error) => return Err(error.into()),
+                },
+            }
+        };
+        if let Some(error) = broke {
+            area.say(context, &format!("{}; trying again", describe(&error)));
+            away = true;
+        }
+        let position = stream.last_event_id().or(position);
+        stream = loop {
+            let opened = tokio::select! {
+                signal = &mut interrupted => return Ok(signal?),
+                opened = client.stream(query, position.clone()) => opened,
+            };
+            match opened {
+                Ok(stream) => break stream,
+                Err(error) if error.is_transient() => {
+                    if !away {
+                        area.say(context, &format!("{}; trying again", describe(&error)));
+                        away = true;
+                    }
+                    tokio::select! {
+                        signal = &mut interrupted => return Ok(signal?),
+                        () = sleep(RETRY_PAUSE) => {}
+                    }
+                }
+                Err(error) => return Err(error.into()),
+            }
+        };
+        away = false;
+    }
+}
+
+/// The last lines of a terminal, drawn again and again; nothing where there is no terminal.
+pub(crate) struct Area(ProgressBar);
+
+impl Area {
+    /// The part of stderr below what is there, where stderr is a terminal.
+    pub(crate) fn new() -> Self {
+        let bar = if is_interactive() { ProgressBar::new_spinner() } else { ProgressBar::hidden() };
+        if let Ok(style) = ProgressStyle::with_template("{msg}") {
+            bar.set_style(style);
+        }
+        Self(bar)
+    }
+
+    /// Whether there is somebody to see it.
+    pub(crate) fn is_live(&self) -> bool {
+        !self.0.is_hidden()
+    }
+
+    /// Draws these lines in place of those before.
+    pub(crate) fn draw(&self, text: &str) {
+        self.0.set_message(text.trim_end().to_owned());
+        self.0.tick();
+    }
+
+    /// A line that stays, above what is drawn.
+    pub(crate) fn say(&self, context: Context, line: &str) {
+        self.0.suspend(|| context.out.talk(line));
+    }
+}
+
+impl Drop for Area {
+    /// Leaves the terminal as it was.
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}
