@@ -5,6 +5,8 @@
 //! nothing: then nothing is marked finished and nothing is submitted. Ended needs evidence: the scheduler's
 //! history, the launcher's own exit record, or an absence that lasts.
 
+mod desk;
+
 use std::{
     collections::{BTreeMap, HashMap},
     fs,
@@ -17,22 +19,23 @@ use std::{
 use anyhow::Context as _;
 use chrono::Utc;
 use copal_client::{
-    ClientError,
+    SiteDir,
     launcher_exit::{ExitReason, LauncherExit},
 };
 use copal_schemas::{
     BatchJobId, StringMap,
     batch_job::{BatchJob, BatchJobPatch, BatchJobState, SchedulerId},
-    problem::ErrorCode,
     settings::{SchedulerSettings, Settings},
 };
 
-use super::{Context, Passes, run_passes};
+use self::desk::{Desk, ServiceDesk};
+use super::{Context, Passes, Wakes, run_passes};
 use crate::{
     ledger::{Ledger, Submission},
     policy,
     scheduler::{self, EndReason, Ending, Scheduler, Status, SubmitError, SubmitSpec, Tracked},
     script::{JobTemplate, context::ScriptContext},
+    settings::SettingsFile,
 };
 
 /// An absence counts as the end after this many answers in a row without the job, over at least this time.
@@ -43,16 +46,30 @@ const CANCEL_AGAIN: Duration = Duration::from_secs(30);
 /// The most bytes of a script's output that are shown after a bad end.
 const MAX_TAIL: usize = 2_000;
 
-const OPEN_STATES: &[BatchJobState] =
-    &[BatchJobState::PendingSubmission, BatchJobState::Queued, BatchJobState::Running, BatchJobState::PendingDeletion];
-
 /// Runs until the agent stops.
 pub async fn run(context: Context) {
-    run_passes(&context, QueueSync::new(&context)).await;
+    let sync = QueueSync {
+        dir: context.dir.clone(),
+        programs: Arc::clone(&context.programs),
+        settings: Arc::clone(&context.settings),
+        wakes: Arc::clone(&context.wakes),
+        desk: ServiceDesk::new(&context),
+        ledger: Ledger::new(&context.dir.qsubmit(), &context.site),
+        scheduler: None,
+        opened_with: None,
+        absences: HashMap::new(),
+        missing: HashMap::new(),
+        cancelled: HashMap::new(),
+    };
+    run_passes(&context, sync).await;
 }
 
-struct QueueSync {
-    context: Context,
+struct QueueSync<D> {
+    dir: SiteDir,
+    programs: Arc<PathBuf>,
+    settings: Arc<SettingsFile>,
+    wakes: Arc<Wakes>,
+    desk: D,
     ledger: Ledger,
     scheduler: Option<Arc<dyn Scheduler>>,
     /// The settings that the scheduler was opened with.
@@ -86,7 +103,7 @@ impl Case {
     }
 }
 
-impl Passes for QueueSync {
+impl<D: Desk> Passes for QueueSync<D> {
     const NAME: &'static str = "scheduler";
 
     async fn pass(&mut self) -> anyhow::Result<(String, Duration)> {
@@ -95,7 +112,7 @@ impl Passes for QueueSync {
 
     /// Rings when the service or the scheduler itself has news.
     async fn rung(&self) {
-        let service = self.context.wakes.scheduler.notified();
+        let service = self.wakes.scheduler.notified();
         match &self.scheduler {
             Some(scheduler) => tokio::select! {
                 () = service => {}
@@ -106,27 +123,20 @@ impl Passes for QueueSync {
     }
 }
 
-impl QueueSync {
-    fn new(context: &Context) -> Self {
-        Self {
-            ledger: Ledger::new(&context.dir.qsubmit(), &context.site),
-            context: context.clone(),
-            scheduler: None,
-            opened_with: None,
-            absences: HashMap::new(),
-            missing: HashMap::new(),
-            cancelled: HashMap::new(),
-        }
-    }
-
+impl<D: Desk> QueueSync<D> {
     async fn sync(&mut self) -> anyhow::Result<(String, Duration)> {
-        let (settings, _) = self.context.settings.current();
+        let (settings, _) = self.settings.current();
         let scheduler = self.open_scheduler(&settings)?;
-        let mut batch_jobs = self.context.api.client().list_batch_jobs(&[self.context.site.id], OPEN_STATES).await?;
+        let mut batch_jobs = self.desk.open_batch_jobs().await?;
         batch_jobs.sort_by_key(|batch_job| batch_job.id);
+        // What goes wrong with one BatchJob must not hold the others up.
+        let mut trouble = None;
         let mut cases = Vec::with_capacity(batch_jobs.len());
         for batch_job in batch_jobs {
-            cases.push(self.case(scheduler.as_ref(), batch_job).await?);
+            match self.case(scheduler.as_ref(), batch_job).await {
+                Ok(case) => cases.push(case),
+                Err(error) => trouble = trouble.or(Some(error)),
+            }
         }
         self.look(scheduler.as_ref(), &mut cases).await?;
         let mut waiting: BTreeMap<String, usize> = BTreeMap::new();
@@ -143,17 +153,23 @@ impl QueueSync {
             }
             if case.batch_job.state == BatchJobState::PendingSubmission && case.scheduler_id().is_none() {
                 to_submit.push(case);
-            } else {
-                self.follow(scheduler.as_ref(), case).await?;
+            } else if let Err(error) = self.follow(scheduler.as_ref(), case).await {
+                trouble = trouble.or(Some(error));
             }
         }
         for case in to_submit {
-            let queue = case.batch_job.queue.clone();
-            let count = waiting.entry(queue).or_default();
-            if self.submit(scheduler.as_ref(), &settings, case, *count).await? {
-                *count += 1;
-                queued += 1;
+            let count = waiting.entry(case.batch_job.queue.clone()).or_default();
+            match self.submit(scheduler.as_ref(), &settings, case, *count).await {
+                Ok(true) => {
+                    *count += 1;
+                    queued += 1;
+                }
+                Ok(false) => {}
+                Err(error) => trouble = trouble.or(Some(error)),
             }
+        }
+        if let Some(error) = trouble {
+            return Err(error);
         }
         let period = Duration::try_from_secs_f64(settings.scheduler.sync_period).unwrap_or(Duration::from_secs(10));
         Ok((format!("{queued} queued, {running} running"), period.max(Duration::from_millis(200))))
@@ -164,7 +180,7 @@ impl QueueSync {
         match &self.scheduler {
             Some(scheduler) if self.opened_with.as_ref() == Some(&settings.scheduler) => Ok(Arc::clone(scheduler)),
             _ => {
-                let scheduler = scheduler::open(&self.context.dir, settings, &self.context.programs)?;
+                let scheduler = scheduler::open(&self.dir, settings, &self.programs)?;
                 self.scheduler = Some(Arc::clone(&scheduler));
                 self.opened_with = Some(settings.scheduler.clone());
                 Ok(scheduler)
@@ -261,7 +277,7 @@ impl QueueSync {
                     self.cancel(scheduler, &case).await?;
                 }
                 match alive_patch(&case.batch_job, case.scheduler_id(), &status) {
-                    Some(patch) => self.report(id, &patch).await,
+                    Some(patch) => self.desk.report(id, &patch).await,
                     None => Ok(()),
                 }
             }
@@ -302,7 +318,7 @@ impl QueueSync {
 
     /// The exit record of the BatchJob's launcher.
     fn launcher_exit(&self, case: &Case) -> Option<LauncherExit> {
-        let exit = LauncherExit::read(&self.context.dir.qsubmit(), case.batch_job.id)?;
+        let exit = LauncherExit::read(&self.dir.qsubmit(), case.batch_job.id)?;
         // An older one belongs to another service's BatchJob of this number.
         case.submission.as_ref().filter(|submission| exit.time >= submission.intent).map(|_| exit)
     }
@@ -310,7 +326,7 @@ impl QueueSync {
     async fn finish(&mut self, case: &Case, ending: Ending, reason: Option<String>) -> anyhow::Result<()> {
         let id = case.batch_job.id;
         // Once the service knows that it ended, its Session is over and what its launcher left to report is refused.
-        self.context.spool.deliver(&self.context, Some(id)).await?;
+        self.desk.deliver(id).await?;
         let mut info = StringMap::new();
         info.insert("reason".into(), reason.unwrap_or_else(|| ending_reason(&ending)));
         if case.submission.is_some() {
@@ -331,7 +347,7 @@ impl QueueSync {
             start_time: ending.start.or(case.batch_job.start_time).map(Some),
             end_time: Some(ending.end.or_else(|| Some(Utc::now()))),
         };
-        self.report(id, &patch).await?;
+        self.desk.report(id, &patch).await?;
         tracing::info!(batch_job.id = id.0, "finished: {}", ending.reason);
         self.absences.remove(&id);
         self.cancelled.remove(&id);
@@ -378,7 +394,7 @@ impl QueueSync {
                     status_info: Some(info),
                     ..BatchJobPatch::default()
                 };
-                self.report(id, &patch).await?;
+                self.desk.report(id, &patch).await?;
                 Ok(true)
             }
             Err(SubmitError::Refused(reason)) => {
@@ -394,9 +410,9 @@ impl QueueSync {
     /// Renders and writes the script.
     fn prepare(&self, settings: &Settings, case: &Case) -> anyhow::Result<SubmitSpec> {
         let batch_job = &case.batch_job;
-        let path = self.context.dir.root().join(&settings.scheduler.job_template_path);
+        let path = self.dir.root().join(&settings.scheduler.job_template_path);
         let names: Vec<&str> = settings.scheduler.optional_batch_job_params.keys().map(String::as_str).collect();
-        let context = ScriptContext::new(&self.context.dir, settings, &self.context.programs, batch_job, &case.key);
+        let context = ScriptContext::new(&self.dir, settings, &self.programs, batch_job, &case.key);
         let text = JobTemplate::load(&path, &names)?.render(&context)?;
         let script = self.path(&case.key, "sh");
         let cant = || format!("can't write {}", script.display());
@@ -412,7 +428,7 @@ impl QueueSync {
     }
 
     fn path(&self, key: &str, extension: &str) -> PathBuf {
-        self.context.dir.qsubmit().join(format!("{key}.{extension}"))
+        self.dir.qsubmit().join(format!("{key}.{extension}"))
     }
 
     async fn refuse(&self, id: BatchJobId, reason: String) -> anyhow::Result<()> {
@@ -422,16 +438,7 @@ impl QueueSync {
             status_info: Some([("error".to_owned(), reason)].into()),
             ..BatchJobPatch::default()
         };
-        self.report(id, &patch).await
-    }
-
-    async fn report(&self, id: BatchJobId, patch: &BatchJobPatch) -> anyhow::Result<()> {
-        match self.context.api.client().update_batch_job(id, patch).await {
-            Ok(_) => Ok(()),
-            // Deleted in the meantime: nobody wants to know.
-            Err(ClientError::Problem(problem)) if problem.code == ErrorCode::NotFound => Ok(()),
-            Err(error) => Err(error.into()),
-        }
+        self.desk.report(id, &patch).await
     }
 }
 
@@ -490,5 +497,7 @@ fn tail(path: &std::path::Path) -> Option<String> {
     (!text.is_empty()).then_some(text)
 }
 
+#[cfg(test)]
+mod pass_tests;
 #[cfg(test)]
 mod tests;

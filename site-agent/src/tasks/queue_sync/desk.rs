@@ -1,0 +1,54 @@
+//! The service, as far as `queue_sync` talks to it.
+
+use copal_client::ClientError;
+use copal_schemas::{
+    BatchJobId,
+    batch_job::{BatchJob, BatchJobPatch, BatchJobState},
+    problem::ErrorCode,
+};
+
+use crate::tasks::Context;
+
+const OPEN_STATES: &[BatchJobState] =
+    &[BatchJobState::PendingSubmission, BatchJobState::Queued, BatchJobState::Running, BatchJobState::PendingDeletion];
+
+/// Who knows the Site's BatchJobs and is told what became of them.
+pub(super) trait Desk: Send + Sync {
+    /// The BatchJobs that are not over.
+    fn open_batch_jobs(&self) -> impl Future<Output = anyhow::Result<Vec<BatchJob>>> + Send;
+
+    /// Tells what became of one. That it was deleted meanwhile is no error: nobody wants to know.
+    fn report(&self, id: BatchJobId, patch: &BatchJobPatch) -> impl Future<Output = anyhow::Result<()>> + Send;
+
+    /// Delivers what the launcher of a BatchJob that has ended left to report.
+    fn deliver(&self, id: BatchJobId) -> impl Future<Output = anyhow::Result<()>> + Send;
+}
+
+/// The service itself.
+pub(super) struct ServiceDesk {
+    context: Context,
+}
+
+impl ServiceDesk {
+    pub(super) fn new(context: &Context) -> Self {
+        Self { context: context.clone() }
+    }
+}
+
+impl Desk for ServiceDesk {
+    async fn open_batch_jobs(&self) -> anyhow::Result<Vec<BatchJob>> {
+        Ok(self.context.api.client().list_batch_jobs(&[self.context.site.id], OPEN_STATES).await?)
+    }
+
+    async fn report(&self, id: BatchJobId, patch: &BatchJobPatch) -> anyhow::Result<()> {
+        match self.context.api.client().update_batch_job(id, patch).await {
+            Ok(_) => Ok(()),
+            Err(ClientError::Problem(problem)) if problem.code == ErrorCode::NotFound => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    async fn deliver(&self, id: BatchJobId) -> anyhow::Result<()> {
+        self.context.spool.deliver(&self.context, Some(id)).await.map(drop)
+    }
+}
