@@ -5,6 +5,7 @@ use std::{
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::{Command, Output},
+    sync::atomic::{AtomicU32, Ordering},
     time::Duration,
 };
 
@@ -31,15 +32,19 @@ pub(crate) struct Cluster {
 struct Bed {
     folder: tempfile::TempDir,
     port: u16,
+    cpus: u32,
 }
 
 impl Bed {
-    fn up() -> Self {
+    fn up(cpus: u32) -> Self {
         // Slurm's sockets are in it, and their paths must be short.
         let folder = tempfile::Builder::new().prefix("copal-slurm-").tempdir_in("/tmp").expect("a temporary folder");
-        // It takes a thousand ports from the first on; tests of one machine keep out of each other's way by their pid.
-        let port = 20_000 + u16::try_from(std::process::id() % 40).expect("less than 40") * 1_000;
-        let bed = Self { folder, port };
+        // It takes a thousand ports from the first on; tests of one machine keep out of each other's way by their
+        // pid, and within one process by their number.
+        static BEDS: AtomicU32 = AtomicU32::new(0);
+        let number = std::process::id() + 13 * BEDS.fetch_add(1, Ordering::Relaxed);
+        let port = 20_000 + u16::try_from(number % 40).expect("less than 40") * 1_000;
+        let bed = Self { folder, port, cpus };
         let output = bed.script("up", &["4"]);
         assert!(output.status.success(), "tests/slurm-cluster up: {}", describe(&output));
         bed
@@ -52,6 +57,7 @@ impl Bed {
             .env("SLURM_BED_DIR", self.folder.path())
             .env("SLURM_BED_PORT", self.port.to_string())
             .env("SLURM_BED_ACCT", "0")
+            .env("SLURM_BED_CPUS", self.cpus.to_string())
             .output()
             .expect("tests/slurm-cluster can be run")
     }
@@ -73,10 +79,15 @@ impl Drop for Bed {
 impl Cluster {
     /// The cluster, a service, a user, and a Site with its agent.
     pub(crate) fn new() -> Self {
+        Self::with_cpus(4)
+    }
+
+    /// The same with so many CPUs a node.
+    pub(crate) fn with_cpus(cpus: u32) -> Self {
         let programs = Programs::new();
         // The embedded Postgres may run as another user, who must get to its folder.
         fs::set_permissions(programs.home(), fs::Permissions::from_mode(0o755)).unwrap();
-        let bed = Bed::up();
+        let bed = Bed::up(cpus);
         let (server, url) = programs.start_server(free_port(), &[]);
         let cluster = Self { _server: server, bed, programs };
         let output = cluster
@@ -102,7 +113,7 @@ impl Cluster {
         command
     }
 
-    fn site_path(&self) -> PathBuf {
+    pub(crate) fn site_path(&self) -> PathBuf {
         self.programs.home().join("site")
     }
 
@@ -116,7 +127,7 @@ impl Cluster {
     }
 
     #[track_caller]
-    fn json(&self, arguments: &[&str]) -> Value {
+    pub(crate) fn json(&self, arguments: &[&str]) -> Value {
         let text = self.copal(&[arguments, &["-o", "json"]].concat());
         serde_json::from_str(&text).unwrap_or_else(|error| panic!("{arguments:?}: {error}: {text}"))
     }
@@ -133,6 +144,16 @@ impl Cluster {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
+    /// Sets lines of the `launcher:` section of `settings.yml`, in place of all that were there.
+    pub(crate) fn launcher_settings(&self, lines: &str) {
+        let path = self.site_path().join("settings.yml");
+        let text = fs::read_to_string(&path).unwrap();
+        let start = text.find("launcher:").unwrap_or(text.len());
+        let rest = text[start..].split_inclusive('\n').skip(1);
+        let after: String = rest.skip_while(|line| line.starts_with([' ', '#', '\n'])).collect();
+        fs::write(&path, format!("{}launcher:\n  {lines}\n{after}", &text[..start])).unwrap();
+    }
+
     pub(crate) fn app(&self, name: &str, rest: &str) {
         fs::write(self.site_path().join(format!("apps/{name}.yml")), format!("name: {name}\n{rest}\n")).unwrap();
         self.copal(&["app", "sync"]);
@@ -143,11 +164,12 @@ impl Cluster {
         self.json(&[&["job", "create", "-y"], arguments].concat())[0]["id"].as_i64().unwrap()
     }
 
-    /// Asks for an allocation in the `debug` partition, unless the arguments say otherwise.
+    /// Asks for an allocation in the `debug` partition in mpi mode, unless the arguments say otherwise.
     #[track_caller]
     pub(crate) fn submit(&self, arguments: &[&str]) -> i64 {
         let queue: &[&str] = if arguments.contains(&"-q") { &[] } else { &["-q", "debug"] };
-        let all = [&["queue", "submit", "-t", "10", "-A", "proj", "-j", "mpi"], queue, arguments].concat();
+        let mode: &[&str] = if arguments.contains(&"-j") { &[] } else { &["-j", "mpi"] };
+        let all = [&["queue", "submit", "-t", "10", "-A", "proj"], mode, queue, arguments].concat();
         self.json(&all)["id"].as_i64().unwrap()
     }
 
@@ -216,7 +238,7 @@ impl Cluster {
     }
 
     /// The ends of the Site's logs, for the text of a failure.
-    fn logs(&self) -> String {
+    pub(crate) fn logs(&self) -> String {
         let mut text = String::new();
         for folder in ["log", "qsubmit"] {
             for entry in fs::read_dir(self.site_path().join(folder)).into_iter().flatten().flatten() {

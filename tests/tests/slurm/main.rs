@@ -10,6 +10,7 @@
 )]
 
 mod cluster;
+mod launcher;
 
 use std::time::Duration;
 

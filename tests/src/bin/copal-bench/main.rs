@@ -1,0 +1,37 @@
+//! Benchmarks of Copal: each figure beside a bare measure of the same work, in one run on one machine.
+//! `docs/PERFORMANCE.md` says what they mean. Here are the command line and the table; what is measured
+//! is in the other files.
+#![expect(
+    clippy::expect_used,
+    clippy::print_stdout,
+    reason = "a benchmark ends at the first thing that goes wrong, and prints what it found"
+)]
+
+mod bare;
+mod launcher;
+mod machine;
+mod stage;
+mod table;
+
+use clap::{Parser, Subcommand};
+
+/// Measures Copal on this machine.
+#[derive(Parser)]
+#[command(name = "copal-bench")]
+struct Cli {
+    #[command(subcommand)]
+    subject: Subject,
+}
+
+#[derive(Subcommand)]
+enum Subject {
+    /// The launcher through the real service: throughput, latency, memory, CPU.
+    Launcher(launcher::Options),
+}
+
+#[tokio::main]
+async fn main() {
+    let Cli { subject: Subject::Launcher(options) } = Cli::parse();
+    let table = launcher::measure(&options).await;
+    println!("\n{table}");
+}
