@@ -137,6 +137,18 @@ pub(crate) fn pairs(map: &StringMap) -> String {
     map.iter().map(|(key, value)| format!("{key}={}", quoted(value))).collect::<Vec<_>>().join(" ")
 }
 
+/// A table as it is on a narrow and on a wide terminal, for snapshots. No line is longer than the terminal.
+#[cfg(test)]
+pub(crate) fn at_both_widths(table: impl Fn() -> Table) -> String {
+    let mut text = String::new();
+    for width in [80, 160] {
+        let shown = anstream::adapter::strip_str(&table().render(Some(width))).to_string();
+        assert!(shown.lines().all(|line| line.chars().count() <= usize::from(width)), "{shown}");
+        text.push_str(&format!("--- {width} columns\n{shown}"));
+    }
+    text
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

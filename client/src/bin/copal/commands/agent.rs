@@ -339,6 +339,10 @@ mod tests {
         events     well            10s ago       2 BatchJobs
         scheduler  failed 3 times  -             squeue: timed out
         ");
+        for width in [80, 160] {
+            let shown = status_text(&site, &AgentPresence::Here(holder.clone()), Some(&status), clock, Some(width));
+            insta::assert_snapshot!(anstream::adapter::strip_str(&shown).to_string());
+        }
         insta::assert_snapshot!(text(&AgentPresence::Stopped, None), @r"
         Folder  /lus/theta
         Agent   does not run

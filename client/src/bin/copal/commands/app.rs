@@ -293,6 +293,7 @@ mod tests {
     use copal_schemas::AppId;
 
     use super::*;
+    use crate::table::at_both_widths;
 
     const HELLO: &str = "name: Hello\ndescription: Say hello.\ncommand: 'echo Hello, {{name}}! {{{tail}}}'\n\
         parameters: {name: {required: true, help: whom to greet}, tail: {default: ''}}\n\
@@ -344,5 +345,8 @@ mod tests {
         ID  NAME   SITE  PARAMETERS    HOOKS        DESCRIPTION
         7   Hello  1     name [tail=]  postprocess  Say hello.
         ");
+        let (_, app) = hello();
+        insta::assert_snapshot!(at_both_widths(|| list_table(std::slice::from_ref(&app), &sites)));
+        insta::assert_snapshot!(at_both_widths(|| show_table(&app, &sites)));
     }
 }

@@ -103,6 +103,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::table::at_both_widths;
 
     #[test]
     fn events_are_one_line_each() {
@@ -129,5 +130,6 @@ mod tests {
         2026-11-30 11:59:30  7    RUNNING       RUN_ERROR  exit code 3; return_code=3
         2026-11-30 11:59:30  7    PREPROCESSED  RUNNING
         ");
+        insta::assert_snapshot!(at_both_widths(|| table(&events, Clock::fixed("2026-11-30T12:00:00"))));
     }
 }

@@ -112,6 +112,7 @@ mod tests {
     use copal_schemas::JobState;
 
     use super::*;
+    use crate::table::at_both_widths;
 
     #[test]
     fn jobs_fit_a_terminal_and_are_whole_in_a_pipe() {
@@ -148,6 +149,9 @@ mod tests {
                          ümlauts/of some
                          length/000042
         ");
+        insta::assert_snapshot!(at_both_widths(|| table(&jobs, &[], &sites, clock, false)));
+        let wide = table(&jobs, &[], &sites, clock, true).render(None);
+        insta::assert_snapshot!(anstream::adapter::strip_str(&wide).to_string());
     }
 
     #[test]

@@ -170,6 +170,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::table::at_both_widths;
 
     #[test]
     fn a_failed_job_shows_code_and_output() {
@@ -197,7 +198,11 @@ mod tests {
         ]))
         .unwrap();
         let place = Place { app: "Hello (3)".into(), site: "theta (1)".into() };
-        let text = text(&job, &place, &attempts, &events, Clock::fixed("2026-11-30T12:00:00"), None);
+        let clock = Clock::fixed("2026-11-30T12:00:00");
+        insta::assert_snapshot!(at_both_widths(|| fields(&job, &place, clock)));
+        insta::assert_snapshot!(at_both_widths(|| runs(&attempts, clock)));
+        insta::assert_snapshot!(at_both_widths(|| history(&events, clock)));
+        let text = text(&job, &place, &attempts, &events, clock, None);
         insta::assert_snapshot!(anstream::adapter::strip_str(&text), @r"
         Job          7
         State        FAILED

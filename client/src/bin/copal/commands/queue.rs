@@ -177,8 +177,8 @@ pub(super) fn line(batch_job: &BatchJob, sites: &SelectedSites, clock: Clock) ->
 }
 
 pub(super) fn table(batch_jobs: &[BatchJob], sites: &SelectedSites, clock: Clock, wide: bool) -> Table {
-    let headings = ["ID", "SITE", "SCHEDULER ID", "STATE", "QUEUE", "PROJECT", "NODES", "MIN", "MODE", "TIME", "INFO"];
-    let more = ["STARTED", "ENDED"];
+    let headings = ["ID", "SITE", "SCHEDULER", "STATE", "QUEUE", "NODES", "MIN", "MODE", "TIME", "INFO"];
+    let more = ["PROJECT", "STARTED", "ENDED"];
     let mut table = Table::with_headings(headings.iter().chain(if wide { &more[..] } else { &[] }));
     for batch_job in batch_jobs {
         let mut row = vec![
@@ -187,7 +187,6 @@ pub(super) fn table(batch_jobs: &[BatchJob], sites: &SelectedSites, clock: Clock
             maybe(batch_job.scheduler_id.as_ref()),
             batch_job_state(batch_job.state),
             cell(&batch_job.queue),
-            cell(&batch_job.project),
             cell(batch_job.num_nodes),
             cell(batch_job.wall_time_min),
             cell(batch_job.job_mode),
@@ -195,6 +194,7 @@ pub(super) fn table(batch_jobs: &[BatchJob], sites: &SelectedSites, clock: Clock
             cell(info(batch_job)),
         ];
         if wide {
+            row.push(cell(&batch_job.project));
             row.push(maybe(batch_job.start_time.map(|time| clock.local(time))));
             row.push(maybe(batch_job.end_time.map(|time| clock.local(time))));
         }
@@ -297,6 +297,7 @@ mod tests {
 
     use super::*;
     use crate::args::{Cli, Command, queue};
+    use crate::table::at_both_widths;
 
     fn site(queues: &[&str], projects: &[&str]) -> Site {
         let limits = QueueLimits { max_nodes: 1, max_walltime: 1, max_queued_jobs: 1 };
@@ -383,9 +384,12 @@ mod tests {
         let sites = SelectedSites { all: vec![site(&[], &[])], ids: vec![SiteId(1)] };
         let text = table(&batch_jobs, &sites, Clock::fixed("2026-11-30T12:00:00"), false).render(None);
         insta::assert_snapshot!(anstream::adapter::strip_str(&text), @r"
-        ID  SITE   SCHEDULER ID  STATE          QUEUE  PROJECT  NODES  MIN  MODE  TIME             INFO
-        7   theta  41            running        debug  chem     128    60   mpi   started 10m ago
-        8   theta  -             submit_failed  debug  chem     128    60   mpi   -                would exceed the per-project limit
+        ID  SITE   SCHEDULER  STATE          QUEUE  NODES  MIN  MODE  TIME             INFO
+        7   theta  41         running        debug  128    60   mpi   started 10m ago
+        8   theta  -          submit_failed  debug  128    60   mpi   -                would exceed the per-project limit
         ");
+        let clock = Clock::fixed("2026-11-30T12:00:00");
+        insta::assert_snapshot!(at_both_widths(|| table(&batch_jobs, &sites, clock, false)));
+        insta::assert_snapshot!(at_both_widths(|| show_table(&batch_jobs[1], &sites, clock)));
     }
 }

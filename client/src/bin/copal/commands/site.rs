@@ -282,6 +282,7 @@ mod tests {
     use copal_schemas::time;
 
     use super::*;
+    use crate::table::at_both_widths;
 
     fn site() -> Site {
         Site {
@@ -314,5 +315,9 @@ mod tests {
         ID  NAME     AGENT            QUEUED   RUNNING  QUEUES  PATH
         1   * theta  active, 10s ago  0 nodes  0 nodes          /lus/theta
         ");
+        let clock = Clock::fixed("2026-11-30T12:00:00");
+        insta::assert_snapshot!(at_both_widths(|| table(&[site()], Some(SiteId(1)), clock, false)));
+        let wide = table(&[site()], Some(SiteId(1)), clock, true).render(None);
+        insta::assert_snapshot!(anstream::adapter::strip_str(&wide).to_string());
     }
 }
