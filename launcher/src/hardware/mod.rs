@@ -22,7 +22,7 @@ pub use gpu::{GpuEnvironment, gpu_environment};
 pub struct Core {
     /// The system's number of its first hardware thread, which names the core.
     pub id: u32,
-    /// The system's numbers of its hardware threads, lowest first; never empty.
+    /// The system's numbers of its hardware threads, lowest first; empty for a pretended core, to which nothing is bound.
     pub threads: Vec<u32>,
     /// Its NUMA domain.
     pub numa: u32,

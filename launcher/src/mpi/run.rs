@@ -51,11 +51,9 @@ impl RankedRun {
         mut env: StringMap,
         launch_params: StringMap,
     ) -> Self {
-        // Several nodes on this machine are pretended ones, and have the same CPUs.
-        let pretended = nodes.iter().filter(|node| node.is_local).count() > 1;
         let host = |part: &crate::packing::NodePart| {
             let node = nodes.get(part.node)?;
-            let cpus = if pretended { Vec::new() } else { node.cpus_of_ranks(part, &ask.shape) };
+            let cpus = node.cpus_of_ranks(part, &ask.shape);
             let of_rank =
                 |gpus: &Vec<u32>| gpus.iter().filter_map(|gpu| node.gpus.get(*gpu as usize)).cloned().collect();
             Some(RunHost { name: node.name.clone(), cpus, gpus: part.gpus.iter().map(of_rank).collect() })

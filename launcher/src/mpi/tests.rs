@@ -232,6 +232,9 @@ fn this_machine(count: usize, slices: u32) -> Vec<Node> {
     let mut hardware = crate::hardware::detect(&|_| None);
     let gpu = |slice| Gpu { id: format!("MIG-{slice}"), vendor: GpuVendor::Nvidia, mig: true, near_cores: Vec::new() };
     hardware.gpus = (0..slices).map(gpu).collect();
+    if count > 1 {
+        hardware.cores.iter_mut().for_each(|core| core.threads.clear());
+    }
     (0..count).map(|number| Node::new(format!("local{number}"), hardware.clone(), true)).collect()
 }
 

@@ -50,7 +50,8 @@ impl Node {
     }
 
     /// For each rank of a part on this node the numbers of the hardware threads that it is given.
-    /// Empty when there are more ranks than CPUs, which only a Job that owns its nodes may do.
+    /// Empty when ranks must not be bound: there are more ranks than CPUs, which only a Job that owns its nodes
+    /// may do, or the cores are pretended ones.
     #[must_use]
     pub fn cpus_of_ranks(&self, part: &NodePart, shape: &ResourceShape) -> Vec<Vec<u32>> {
         let per_rank = usize::try_from(shape.threads_per_rank).unwrap_or(1).max(1);
@@ -221,6 +222,9 @@ fn list(settings: &Settings, here: &str, env: Env<'_>) -> Result<Listed, NodesEr
 fn equip(listed: Listed, here: &str, system: &System, settings: &LauncherSettings, env: Env<'_>) -> Allocation {
     let own = system.hardware(env);
     let gpus = settings.gpu_ids.as_ref().map(|ids| system.named_gpus(ids));
+    // Nodes that the local scheduler pretends share this machine's CPUs with each other, whichever
+    // BatchJob they are in.
+    let is_pretended = listed.source == Source::Local && (listed.scheduler_id.is_some() || listed.hosts.len() > 1);
     let node = |host: Host| {
         let is_local = listed.source == Source::Local || same_host(&host.name, here);
         let mut hardware = own.clone();
@@ -231,6 +235,9 @@ fn equip(listed: Listed, here: &str, system: &System, settings: &LauncherSetting
         match settings.cpus_per_node {
             Some(count) => set_cores(&mut hardware.cores, count),
             None => grant(&mut hardware.cores, host.cpus),
+        }
+        if is_pretended {
+            hardware.cores.iter_mut().for_each(|core| core.threads.clear());
         }
         if let Some(gpus) = &gpus {
             hardware.gpus.clone_from(gpus);
@@ -259,12 +266,13 @@ fn grant(cores: &mut Vec<Core>, cpus: Option<u32>) {
     cores.truncate(cpus.div_ceil(threads));
 }
 
-/// Exactly so many cores; those that the system does not know are numbered on, one thread each.
+/// Exactly so many cores. Those that the system does not know are numbered on, without a thread that a rank
+/// could be bound to.
 fn set_cores(cores: &mut Vec<Core>, count: u32) {
     cores.truncate(count as usize);
     let mut next = cores.iter().flat_map(|core| &core.threads).max().map_or(0, |highest| highest + 1);
     while cores.len() < count as usize {
-        cores.push(Core { id: next, threads: vec![next], numa: 0 });
+        cores.push(Core { id: next, threads: Vec::new(), numa: 0 });
         next += 1;
     }
 }

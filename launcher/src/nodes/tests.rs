@@ -150,6 +150,25 @@ fn this_node_has_its_mask_and_the_others_what_was_granted() {
 }
 
 #[test]
+fn ranks_are_not_bound_to_pretended_cores() {
+    let root = machine();
+    let threads = |scheduler_id: Option<&str>, names: &[&str], settings: &LauncherSettings| -> Vec<usize> {
+        let hosts = names.iter().map(|name| Host::new(*name)).collect();
+        let scheduler_id = scheduler_id.map(str::to_owned);
+        let listed = Listed { source: Source::Local, variable: "x", scheduler_id, hosts, mem_mb: None };
+        let allocation = equip(listed, "here", &System::below(root.path()), settings, &|_| None);
+        allocation.nodes.iter().flat_map(|node| &node.cores).map(|core| core.threads.len()).collect()
+    };
+    let plain = LauncherSettings::default();
+    // By hand on one machine: its cores are ours. As nodes of the local scheduler: other BatchJobs have them too.
+    assert_eq!(threads(None, &["here"], &plain), [2, 2]);
+    assert_eq!(threads(Some("1"), &["local0"], &plain), [0, 0]);
+    assert_eq!(threads(None, &["local0", "local1"], &plain), [0, 0, 0, 0]);
+    let declared = LauncherSettings { cpus_per_node: Some(3), ..LauncherSettings::default() };
+    assert_eq!(threads(None, &["here"], &declared), [2, 2, 0]);
+}
+
+#[test]
 fn gpu_ids_of_the_settings_win() {
     let root = machine();
     let settings = LauncherSettings { gpu_ids: Some(vec!["0.0".into(), "0.1".into()]), ..Default::default() };
