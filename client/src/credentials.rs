@@ -1,18 +1,25 @@
-//! `$COPAL_HOME/client.yml`: where the service is and the token for it. Mode 0600; a file that
-//! others can read is refused, since its token may have leaked.
+//! Credentials in files: where the service is and the tokens for it. The user's are in
+//! `$COPAL_HOME/client.yml`, an agent's in its Site's folder, a launcher's in the Site's `qsubmit/`. Mode 0600;
+//! a file that others can read is refused, since its tokens may have leaked.
+//!
+//! How tokens are renewed is in `api/keeper.rs`.
 
 use std::{
     env, fs, io,
     os::unix::fs::{DirBuilderExt, MetadataExt},
-    path::PathBuf,
+    path::{Path, PathBuf},
 };
 
-use copal_schemas::Timestamp;
+use chrono::TimeDelta;
+use copal_schemas::{SiteId, Timestamp, user::AccessToken};
 use secrecy::{ExposeSecret, SecretString};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use url::Url;
 
 use crate::yaml::{self, FileError};
+
+/// An access token is renewed when it has no more time left than this.
+const RENEW_BEFORE: TimeDelta = TimeDelta::minutes(5);
 
 /// `$COPAL_HOME`, or `~/.copal`, or `.copal` where there is no home.
 #[must_use]
@@ -23,7 +30,7 @@ pub fn copal_home() -> PathBuf {
     }
 }
 
-/// Who the user is and at which service.
+/// Who somebody is and at which service, and the file that keeps it.
 #[derive(Clone, Debug)]
 pub struct Credentials {
     /// The service's base URL.
@@ -32,18 +39,27 @@ pub struct Credentials {
     pub username: String,
     /// The access token.
     pub token: SecretString,
-    /// When the token lapses.
+    /// When the access token lapses.
     pub token_expiry: Timestamp,
+    /// What the login is renewed by, where it can be.
+    pub refresh_token: Option<SecretString>,
+    /// The only Site that they are good for, where they are an agent's.
+    pub site_id: Option<SiteId>,
+    path: PathBuf,
 }
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct ClientFile {
+struct StoredLogin {
     api_root: Url,
     username: String,
     token: String,
     #[serde(with = "copal_schemas::time::aware")]
     token_expiry: Timestamp,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    refresh_token: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    site_id: Option<SiteId>,
 }
 
 /// Credentials that can't be had.
@@ -68,56 +84,171 @@ pub enum CredentialsError {
 }
 
 impl Credentials {
-    /// The file they live in.
+    /// The file of the user's own.
     #[must_use]
     pub fn path() -> PathBuf {
         copal_home().join("client.yml")
     }
 
-    /// Reads them.
+    /// Those that a login gave, to be kept in a file. Nothing is written yet.
+    #[must_use]
+    pub fn new(path: PathBuf, api_root: Url, username: String, tokens: AccessToken) -> Self {
+        Self {
+            api_root,
+            username,
+            token: tokens.access_token.into(),
+            token_expiry: tokens.expiration,
+            refresh_token: tokens.refresh_token.map(Into::into),
+            site_id: None,
+            path,
+        }
+    }
+
+    /// Reads the user's own.
     ///
     /// # Errors
     /// When nobody has logged in, when others can read the file, when it can't be read.
     pub fn load() -> Result<Self, CredentialsError> {
-        let path = Self::path();
-        let meta = match fs::metadata(&path) {
-            Ok(meta) => meta,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(CredentialsError::Missing(path)),
-            Err(source) => return Err(FileError::Read { path, source }.into()),
-        };
-        let mode = meta.mode() & 0o777;
-        if mode & 0o077 != 0 {
-            return Err(CredentialsError::Exposed { path, mode });
-        }
-        let file: ClientFile = yaml::read(&path)?;
+        Self::read(&Self::path())
+    }
+
+    /// Reads those of a file.
+    ///
+    /// # Errors
+    /// As [`Credentials::load`].
+    pub fn read(path: &Path) -> Result<Self, CredentialsError> {
+        let stored: StoredLogin = read_private(path)?;
         Ok(Self {
-            api_root: file.api_root,
-            username: file.username,
-            token: file.token.into(),
-            token_expiry: file.token_expiry,
+            api_root: stored.api_root,
+            username: stored.username,
+            token: stored.token.into(),
+            token_expiry: stored.token_expiry,
+            refresh_token: stored.refresh_token.map(Into::into),
+            site_id: stored.site_id,
+            path: path.into(),
         })
     }
 
-    /// Writes them, readable for the user alone.
+    /// The file that keeps them.
+    #[must_use]
+    pub fn file(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether the access token has lapsed and nothing renews it.
+    #[must_use]
+    pub fn have_lapsed(&self, now: Timestamp) -> bool {
+        self.refresh_token.is_none() && self.token_expiry <= now
+    }
+
+    /// Whether it is time to renew the access token, where that can be done.
+    pub(crate) fn are_due(&self, now: Timestamp) -> bool {
+        self.refresh_token.is_some() && self.token_expiry - now <= RENEW_BEFORE
+    }
+
+    /// Whether two are of one login: the same account at the same service for the same purpose.
+    pub(crate) fn are_of(&self, other: &Self) -> bool {
+        self.api_root == other.api_root && self.username == other.username && self.site_id == other.site_id
+    }
+
+    /// The same login with new tokens.
+    pub(crate) fn renewed(&self, tokens: AccessToken) -> Self {
+        let earlier = self.clone();
+        let refresh_token = tokens.refresh_token.map(Into::into).or(earlier.refresh_token);
+        Self { token: tokens.access_token.into(), token_expiry: tokens.expiration, refresh_token, ..earlier }
+    }
+
+    /// Writes them in one step, readable for the user alone.
     ///
     /// # Errors
     /// When the file can't be written.
     pub fn save(&self) -> Result<(), CredentialsError> {
-        let path = Self::path();
-        let home = copal_home();
-        fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(&home)
-            .map_err(|source| FileError::Write { path: home, source })?;
-        let file = ClientFile {
+        let stored = StoredLogin {
             api_root: self.api_root.clone(),
             username: self.username.clone(),
             token: self.token.expose_secret().into(),
             token_expiry: self.token_expiry,
+            refresh_token: self.refresh_token.as_ref().map(|token| token.expose_secret().into()),
+            site_id: self.site_id,
         };
-        let text = serde_saphyr::to_string(&file)
-            .map_err(|error| FileError::Content { path: path.clone(), message: error.to_string() })?;
-        Ok(yaml::write_atomically(&path, &text, 0o600)?)
+        Ok(write_private(&self.path, &stored)?)
+    }
+}
+
+/// Reads a file with secrets, unless others can read it too.
+pub(crate) fn read_private<T: DeserializeOwned>(path: &Path) -> Result<T, CredentialsError> {
+    let meta = match fs::metadata(path) {
+        Ok(meta) => meta,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(CredentialsError::Missing(path.into())),
+        Err(source) => return Err(FileError::Read { path: path.into(), source }.into()),
+    };
+    let mode = meta.mode() & 0o777;
+    if mode & 0o077 != 0 {
+        return Err(CredentialsError::Exposed { path: path.into(), mode });
+    }
+    Ok(yaml::read(path)?)
+}
+
+/// Writes a file with secrets in one step, readable for the user alone; its folder is made where it is missing.
+pub(crate) fn write_private(path: &Path, content: &impl Serialize) -> Result<(), FileError> {
+    if let Some(folder) = path.parent() {
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(folder)
+            .map_err(|source| FileError::Write { path: folder.into(), source })?;
+    }
+    let text = serde_saphyr::to_string(content)
+        .map_err(|error| FileError::Content { path: path.into(), message: error.to_string() })?;
+    yaml::write_atomically(path, &text, 0o600)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn tokens(refresh_token: Option<&str>) -> AccessToken {
+        AccessToken {
+            access_token: "a".into(),
+            token_type: "bearer".into(),
+            expiration: copal_schemas::time::parse("2026-12-02T10:00:00").unwrap(),
+            refresh_token: refresh_token.map(Into::into),
+        }
+    }
+
+    fn login(path: &Path, refresh_token: Option<&str>) -> Credentials {
+        let root = "http://127.0.0.1:8642/".parse().unwrap();
+        Credentials::new(path.into(), root, "ann".into(), tokens(refresh_token))
+    }
+
+    #[test]
+    fn a_file_keeps_them_for_its_owner_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("home/client.yml");
+        for refresh_token in [None, Some("r")] {
+            login(&path, refresh_token).save().unwrap();
+            assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+            let read = Credentials::read(&path).unwrap();
+            assert_eq!(read.token.expose_secret(), "a");
+            assert_eq!(read.refresh_token.as_ref().map(|token| token.expose_secret()), refresh_token);
+            assert!(!format!("{read:?}").contains("\"a\""), "{read:?}");
+        }
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+        assert!(matches!(Credentials::read(&path), Err(CredentialsError::Exposed { mode: 0o640, .. })));
+        let missing = Credentials::read(&folder.path().join("none.yml"));
+        assert!(matches!(missing, Err(CredentialsError::Missing(_))));
+    }
+
+    #[test]
+    fn only_what_can_be_renewed_is_due() {
+        let at = |text| copal_schemas::time::parse(text).unwrap();
+        let path = Path::new("/none");
+        let (fixed, renewable) = (login(path, None), login(path, Some("r")));
+        assert!(!renewable.are_due(at("2026-12-02T09:00:00")) && renewable.are_due(at("2026-12-02T09:56:00")));
+        assert!(!fixed.are_due(at("2026-12-03T09:00:00")));
+        assert!(fixed.have_lapsed(at("2026-12-02T10:00:00")) && !fixed.have_lapsed(at("2026-12-02T09:59:00")));
+        assert!(!renewable.have_lapsed(at("2026-12-03T09:00:00")));
     }
 }

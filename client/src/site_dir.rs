@@ -80,6 +80,11 @@ impl SiteDir {
     pub fn pid_file(&self) -> PathBuf {
         self.root.join("agent.pid")
     }
+    /// `agent.yml`: the agent's own credentials.
+    #[must_use]
+    pub fn agent_login(&self) -> PathBuf {
+        self.root.join("agent.yml")
+    }
 
     /// Makes the folders that a Site has, where they are missing.
     ///

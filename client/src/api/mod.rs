@@ -1,9 +1,11 @@
 //! The typed API client: one method a call of the service, one file a resource.
 //!
 //! It sends, decodes and turns error answers into [`ClientError`]. It retries nothing by itself:
-//! what to repeat, and for how long, is the caller's decision (see [`ClientError::is_transient`]).
+//! what to repeat, and for how long, is the caller's decision (see [`ClientError::is_transient`]). The one
+//! exception is a refused access token, which is renewed where it can be.
 
 mod auth;
+mod keeper;
 mod resources;
 mod service;
 mod sessions;
@@ -12,6 +14,7 @@ mod stream;
 use std::{sync::Arc, time::Duration};
 
 use copal_schemas::problem::{ErrorCode, Problem};
+use keeper::Keeper;
 use reqwest::{Method, RequestBuilder, Response, StatusCode};
 use secrecy::{ExposeSecret, SecretString};
 use serde::{Serialize, de::DeserializeOwned};
@@ -86,7 +89,16 @@ pub struct Client {
 struct Inner {
     http: reqwest::Client,
     base: Url,
-    token: Option<SecretString>,
+    access: Access,
+}
+
+/// What requests carry.
+#[derive(Debug)]
+enum Access {
+    Anonymous,
+    /// A token that nobody renews.
+    Token(SecretString),
+    Kept(Box<Keeper>),
 }
 
 impl Client {
@@ -95,6 +107,10 @@ impl Client {
     /// # Errors
     /// When the TLS set-up of this machine can't be used.
     pub fn new(base: &Url, token: Option<SecretString>) -> Result<Self, ClientError> {
+        Self::with_access(base, token.map_or(Access::Anonymous, Access::Token))
+    }
+
+    fn with_access(base: &Url, access: Access) -> Result<Self, ClientError> {
         let mut base = base.clone();
         // Url::join drops the last part of a path that does not end in a slash.
         if !base.path().ends_with('/') {
@@ -109,15 +125,24 @@ impl Client {
             http = http.no_proxy();
         }
         let http = http.build().map_err(|source| ClientError::Unreachable { url: base.clone(), source })?;
-        Ok(Self { inner: Arc::new(Inner { http, base, token }) })
+        Ok(Self { inner: Arc::new(Inner { http, base, access }) })
     }
 
-    /// A client with the user's stored credentials.
+    /// A client with stored credentials, which it renews in their file where they can be renewed.
     ///
     /// # Errors
     /// As [`Client::new`].
     pub fn from_credentials(credentials: &Credentials) -> Result<Self, ClientError> {
-        Self::new(&credentials.api_root, Some(credentials.token.clone()))
+        Self::with_access(&credentials.api_root, Access::Kept(Box::new(Keeper::new(credentials.clone()))))
+    }
+
+    /// The stored credentials as they are now, where the client has such.
+    #[must_use]
+    pub fn credentials(&self) -> Option<Credentials> {
+        match &self.inner.access {
+            Access::Kept(keeper) => Some(keeper.credentials()),
+            Access::Anonymous | Access::Token(_) => None,
+        }
     }
 
     /// The service's base URL, with a slash at its end.
@@ -129,21 +154,45 @@ impl Client {
     fn request(&self, method: Method, path: &str) -> RequestBuilder {
         // Paths are this crate's own, so the base with the path appended is always a URL.
         let url = format!("{}{}", self.inner.base, path.trim_start_matches('/'));
-        let request = self.inner.http.request(method, url).timeout(ANSWER_TIMEOUT);
-        match &self.inner.token {
-            Some(token) => request.bearer_auth(token.expose_secret()),
-            None => request,
+        self.inner.http.request(method, url).timeout(ANSWER_TIMEOUT)
+    }
+
+    /// Sends a request with the client's token.
+    async fn send(&self, request: RequestBuilder) -> Result<Response, ClientError> {
+        let keeper = match &self.inner.access {
+            Access::Anonymous => return self.send_bare(request).await,
+            Access::Token(token) => return self.send_bare(request.bearer_auth(token.expose_secret())).await,
+            Access::Kept(keeper) => keeper,
+        };
+        let token = keeper.token(self).await;
+        let again = request.try_clone();
+        let refusal = match self.send_bare(request.bearer_auth(token.expose_secret())).await {
+            Err(error) if error.code() == Some(ErrorCode::Unauthenticated) => error,
+            other => return other,
+        };
+        match (again, keeper.replace(self, &token).await) {
+            (Some(again), Some(token)) => self.send_bare(again.bearer_auth(token.expose_secret())).await,
+            _ => Err(refusal),
         }
     }
 
-    async fn send(&self, request: RequestBuilder) -> Result<Response, ClientError> {
+    /// Sends a request as it is.
+    async fn send_bare(&self, request: RequestBuilder) -> Result<Response, ClientError> {
         let answer =
             request.send().await.map_err(|source| ClientError::Unreachable { url: self.inner.base.clone(), source })?;
         if answer.status().is_success() { Ok(answer) } else { Err(problem(answer).await) }
     }
 
     async fn fetch<T: DeserializeOwned>(&self, request: RequestBuilder) -> Result<T, ClientError> {
-        let answer = self.send(request).await?;
+        self.decode(self.send(request).await?).await
+    }
+
+    /// Sends a request without the client's token, as those for tokens are.
+    async fn fetch_bare<T: DeserializeOwned>(&self, request: RequestBuilder) -> Result<T, ClientError> {
+        self.decode(self.send_bare(request).await?).await
+    }
+
+    async fn decode<T: DeserializeOwned>(&self, answer: Response) -> Result<T, ClientError> {
         let url = answer.url().clone();
         answer.json().await.map_err(|source| {
             if source.is_decode() {

@@ -24,7 +24,7 @@ impl Context {
     /// A connection with the stored token.
     pub(crate) fn client(self) -> Result<Client> {
         let credentials = Credentials::load()?;
-        if credentials.token_expiry <= self.clock.now {
+        if credentials.have_lapsed(self.clock.now) {
             return Err(Failure::new(format!(
                 "the token of {} at {} lapsed {}",
                 credentials.username,

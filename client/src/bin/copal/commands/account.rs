@@ -1,11 +1,11 @@
 //! `copal register|login|logout|whoami`
 
 use std::{
-    fs, io,
+    fs,
     time::{Duration, Instant},
 };
 
-use copal_client::{Client, ClientError, Credentials, api::is_loopback};
+use copal_client::{Client, ClientError, Credentials, api::is_loopback, credentials::CredentialsError};
 use copal_schemas::{problem::ErrorCode, user::User};
 use secrecy::{ExposeSecret, SecretString};
 use url::Url;
@@ -14,7 +14,7 @@ use uuid::Uuid;
 use crate::{
     args::account::{Enter, Login},
     context::Context,
-    failure::{Failure, Result},
+    failure::{Failure, Result, describe},
     prompt,
     table::{Table, cell},
 };
@@ -51,12 +51,12 @@ pub(super) async fn login(context: Context, login: &Login) -> Result<()> {
         let password = prompt::password(&enter.account, false)?;
         enter_service(&client, &username, &password).await?
     };
-    context.out.talk(&format!(
-        "Logged in as {} at {} until {}.",
-        credentials.username,
-        credentials.api_root,
-        context.clock.local(credentials.token_expiry)
-    ));
+    let until = match &credentials.refresh_token {
+        // It goes on as long as it is used.
+        Some(_) => String::new(),
+        None => format!(" until {}", context.clock.local(credentials.token_expiry)),
+    };
+    context.out.talk(&format!("Logged in as {} at {}{until}.", credentials.username, credentials.api_root));
     if context.out.is_data() {
         let user = Client::from_credentials(&credentials)?.whoami().await?;
         return context.out.value(&user);
@@ -64,14 +64,32 @@ pub(super) async fn login(context: Context, login: &Login) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn logout(context: Context) -> Result<()> {
+/// Ends the login at the service and deletes its file. Agents and launchers go on: they have logins of their own.
+pub(super) async fn logout(context: Context) -> Result<()> {
     let path = Credentials::path();
-    match fs::remove_file(&path) {
-        Ok(()) => context.out.talk(&format!("Logged out: {} is deleted.", path.display())),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => context.out.talk("Nobody was logged in."),
-        Err(error) => return Err(Failure::new(format!("can't delete {}: {error}", path.display()))),
+    let untold = match Credentials::load() {
+        Ok(credentials) => end_login(&credentials).await.err(),
+        Err(CredentialsError::Missing(_)) => {
+            context.out.talk("Nobody was logged in.");
+            return Ok(());
+        }
+        // A file that can't be used names no login, and must go all the same.
+        Err(_) => None,
+    };
+    fs::remove_file(&path).map_err(|error| Failure::new(format!("can't delete {}: {error}", path.display())))?;
+    context.out.talk(&format!("Logged out: {} is deleted.", path.display()));
+    if let Some(error) = untold {
+        context.out.talk(&format!(
+            "The service could not be told, so that copies of the file still work there: {}.",
+            describe(&error)
+        ));
     }
     Ok(())
+}
+
+async fn end_login(credentials: &Credentials) -> std::result::Result<(), ClientError> {
+    let token = credentials.refresh_token.as_ref().unwrap_or(&credentials.token);
+    Client::new(&credentials.api_root, None)?.revoke(token).await
 }
 
 pub(super) async fn whoami(context: Context) -> Result<()> {
@@ -84,7 +102,8 @@ fn whoami_table(context: Context, user: &User, credentials: &Credentials) -> Tab
     let mut table = Table::bare();
     table.field("User", cell(&user.username));
     table.field("Service", cell(&credentials.api_root));
-    table.field("Token", cell(format!("lapses {}", context.clock.both(credentials.token_expiry))));
+    let lapses = format!("lapses {}", context.clock.both(credentials.token_expiry));
+    table.field("Token", cell(if credentials.refresh_token.is_some() { "renews itself".into() } else { lapses }));
     table
 }
 
@@ -118,12 +137,7 @@ fn check_url(url: &Url, allow_insecure: bool) -> Result<()> {
 async fn enter_service(client: &Client, username: &str, password: &SecretString) -> Result<Credentials> {
     let token =
         client.login(username, password.expose_secret()).await.map_err(|error| wrong_password(error, client))?;
-    let credentials = Credentials {
-        api_root: client.base().clone(),
-        username: username.into(),
-        token: token.access_token.into(),
-        token_expiry: token.expiration,
-    };
+    let credentials = Credentials::new(Credentials::path(), client.base().clone(), username.into(), token);
     credentials.save()?;
     Ok(credentials)
 }
@@ -159,12 +173,8 @@ async fn approve_in_browser(context: Context, client: &Client) -> Result<Credent
         }
     };
     let known = Client::new(client.base(), Some(token.access_token.clone().into()))?;
-    let credentials = Credentials {
-        api_root: client.base().clone(),
-        username: known.whoami().await?.username,
-        token: token.access_token.into(),
-        token_expiry: token.expiration,
-    };
+    let username = known.whoami().await?.username;
+    let credentials = Credentials::new(Credentials::path(), client.base().clone(), username, token);
     credentials.save()?;
     Ok(credentials)
 }

@@ -46,7 +46,7 @@ async fn dispatch(context: Context, command: Command) -> Result<()> {
     match command {
         Command::Register(enter) => account::register(context, &enter).await,
         Command::Login(enter) => account::login(context, &enter).await,
-        Command::Logout => account::logout(context),
+        Command::Logout => account::logout(context).await,
         Command::Whoami => account::whoami(context).await,
         Command::Site(command) => match command {
             Site::Init { path, name, platform, yes } => {
