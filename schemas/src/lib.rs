@@ -10,6 +10,7 @@ pub mod batch_job;
 pub mod event;
 pub mod ids;
 pub mod job;
+pub mod job_array;
 pub mod job_state;
 pub mod lenient;
 pub mod page;
@@ -21,6 +22,7 @@ pub mod site;
 pub mod time;
 pub mod transfer;
 pub mod user;
+pub mod why;
 
 pub use ids::{AppId, BatchJobId, EventId, JobId, SessionId, SiteId, TransferId, UserId};
 pub use job_state::JobState;

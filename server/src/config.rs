@@ -77,6 +77,9 @@ pub struct Config {
     /// Seconds between two looks for lapsed Sessions.
     #[arg(long, env = "COPAL_SWEEP_SEC", default_value = "5", value_parser = seconds, value_name = "SEC", global = true)]
     pub sweep: Duration,
+    /// Days for which events are kept; 0 keeps them all. Jobs and their runs stay.
+    #[arg(long, env = "COPAL_EVENT_RETENTION_DAYS", default_value = "0", value_parser = clap::value_parser!(u32).range(..=100_000), value_name = "DAYS", global = true)]
+    pub event_retention_days: u32,
 }
 
 impl Config {
@@ -104,6 +107,7 @@ impl Config {
             lease: Duration::from_secs(300),
             lease_hold: Duration::from_secs(1800),
             sweep: Duration::from_secs(5),
+            event_retention_days: 0,
         }
     }
 

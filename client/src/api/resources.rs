@@ -1,19 +1,26 @@
 //! Calls on Sites, Apps, Jobs, BatchJobs, events and transfers.
 
+use std::time::Duration;
+
 use copal_schemas::{
     AppId, BatchJobId, JobId, JobState, SiteId, StringMap, Timestamp, TransferId,
     app::{App, AppCreate, AppPatch},
     batch_job::{BatchJob, BatchJobCreate, BatchJobPatch, BatchJobPatchItem, BatchJobState},
     event::Event,
     job::{Attempt, Cancelled, Job, JobCreate, JobPatch, JobPatchItem},
+    job_array::{JobArray, JobArrayCreate},
     page::Page,
     site::{Site, SiteCreate, SitePatch},
     transfer::{Direction, TransferItem, TransferPatchItem, TransferState},
+    why::Why,
 };
 use reqwest::Method;
 use uuid::Uuid;
 
 use super::{Client, ClientError};
+
+/// How long a million Jobs may take to be made.
+const ARRAY_TIMEOUT: Duration = Duration::from_secs(900);
 
 type Pairs = Vec<(&'static str, String)>;
 
@@ -30,6 +37,8 @@ pub struct JobQuery {
     pub site_ids: Vec<SiteId>,
     /// That ran in this BatchJob last.
     pub batch_job_id: Option<BatchJobId>,
+    /// Of this array.
+    pub array_id: Option<i64>,
     /// In these states; empty for all.
     pub states: Vec<JobState>,
     /// In any other state than this.
@@ -60,6 +69,7 @@ impl JobQuery {
         pairs.extend(self.app_id.map(|id| ("app_id", id.to_string())));
         pairs.extend(self.site_ids.iter().map(|id| ("site_id", id.to_string())));
         pairs.extend(self.batch_job_id.map(|id| ("batch_job_id", id.to_string())));
+        pairs.extend(self.array_id.map(|id| ("array_id", id.to_string())));
         pairs.extend(self.states.iter().map(|state| ("state", state.to_string())));
         pairs.extend(self.state_ne.map(|state| ("state__ne", state.to_string())));
         pairs.extend(tag_pairs(&self.tags));
@@ -210,6 +220,14 @@ impl Client {
         let request = self.request(Method::POST, "jobs/").header("Idempotency-Key", key.to_string()).json(jobs);
         self.fetch(request).await
     }
+    /// Creates an array of up to a million Jobs. `key` makes a repeated call create nothing again.
+    ///
+    /// # Errors
+    /// `not_found` for an unknown App or parent; `invalid` for a bad value or parameter.
+    pub async fn create_job_array(&self, array: &JobArrayCreate, key: Uuid) -> Result<JobArray, ClientError> {
+        let request = self.request(Method::POST, "job-arrays/").timeout(ARRAY_TIMEOUT);
+        self.fetch(request.header("Idempotency-Key", key.to_string()).json(array)).await
+    }
     /// The Jobs that match.
     ///
     /// # Errors
@@ -241,6 +259,13 @@ impl Client {
     /// `not_found`
     pub async fn get_job(&self, id: JobId) -> Result<Job, ClientError> {
         self.get(&format!("jobs/{id}"), &()).await
+    }
+    /// Why one Job is not running.
+    ///
+    /// # Errors
+    /// `not_found`
+    pub async fn why_job(&self, id: JobId) -> Result<Why, ClientError> {
+        self.get(&format!("jobs/{id}/why"), &()).await
     }
     /// The runs of one Job, oldest first.
     ///

@@ -194,6 +194,12 @@ pub async fn prepare(conn: &mut PgConnection, scope: Scope, jobs: &[JobCreate]) 
 }
 
 impl NewEdges {
+    /// Those of the Job at this place of the call, and whether each is met.
+    #[must_use]
+    pub fn of(&self, place: usize) -> Vec<(Dependency, Option<bool>)> {
+        self.edges.iter().filter(|(index, ..)| *index == place).map(|(_, edge, met)| (*edge, *met)).collect()
+    }
+
     /// Writes the edges; `ids` are those of the new Jobs in the order of the call.
     ///
     /// # Errors

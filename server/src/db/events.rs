@@ -51,7 +51,8 @@ pub struct LoggedEvent {
 pub struct Log {
     /// State changes, in the order in which they are to be numbered.
     pub events: Vec<LoggedEvent>,
-    tallies: BTreeMap<(Place, JobState), i64>,
+    /// Jobs and events more than before. Those of `events` are added when it is written.
+    tallies: BTreeMap<(Place, JobState), (i64, i64)>,
     wakes: Wakes,
 }
 
@@ -69,23 +70,35 @@ pub struct Place {
 impl Log {
     /// A Job was made, in this state.
     pub fn created(&mut self, place: Place, state: JobState) {
-        *self.tallies.entry((place, state)).or_default() += 1;
+        self.tallies.entry((place, state)).or_default().0 += 1;
         self.wakes.add(place.owner, place.site, Wake::free(state, None));
+    }
+
+    /// So many Jobs were made, in this state, each with an event into each of the states it passed.
+    pub fn created_array(&mut self, place: Place, state: JobState, passed: impl Iterator<Item = JobState>, count: i64) {
+        self.tallies.entry((place, state)).or_default().0 += count;
+        for state in passed {
+            self.tallies.entry((place, state)).or_default().1 += count;
+        }
+        let count = u32::try_from(count).unwrap_or(u32::MAX);
+        let Wake { runnable, processable, .. } = Wake::free(state, None);
+        let wake = Wake { runnable: runnable * count, processable: processable * count, signals: false };
+        self.wakes.add(place.owner, place.site, wake);
     }
 
     /// A Job changed from one state to another and has this holder now, or changed in other ways
     /// that may matter to who waits.
     pub fn moved(&mut self, place: Place, was: JobState, is: JobState, held_by: Option<SessionId>) {
         if was != is {
-            *self.tallies.entry((place, was)).or_default() -= 1;
-            *self.tallies.entry((place, is)).or_default() += 1;
+            self.tallies.entry((place, was)).or_default().0 -= 1;
+            self.tallies.entry((place, is)).or_default().0 += 1;
         }
         self.wakes.add(place.owner, place.site, Wake::free(is, held_by));
     }
 
     /// A Job is gone.
     pub fn deleted(&mut self, place: Place, state: JobState) {
-        *self.tallies.entry((place, state)).or_default() -= 1;
+        self.tallies.entry((place, state)).or_default().0 -= 1;
     }
 
     /// A holder at the Site has something to hear.
@@ -104,11 +117,7 @@ impl Log {
              $9::jsonb[])), tallied as (insert into job_tallies (owner_id, site_id, app_id, state, jobs, events) \
              select * from unnest($10::bigint[], $11::bigint[], $12::bigint[], $13::job_state[], $14::bigint[], \
              $15::bigint[])) select pg_notify('copal', payload) from unnest($16::text[]) as payload";
-        let Self { events, tallies: jobs, mut wakes } = self;
-        let mut tallies: BTreeMap<(Place, JobState), (i64, i64)> = BTreeMap::new();
-        for (key, jobs) in jobs {
-            tallies.entry(key).or_default().0 += jobs;
-        }
+        let Self { events, mut tallies, mut wakes } = self;
         for LoggedEvent { owner_id: owner, site_id: site, app_id: app, event, .. } in &events {
             let place = Place { owner: *owner, site: *site, app: *app };
             tallies.entry((place, event.to_state)).or_default().1 += 1;

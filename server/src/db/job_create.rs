@@ -1,9 +1,12 @@
 //! Jobs made in bulk: checked, then written by a fixed number of statements, all or nothing.
 
-use std::collections::{BTreeMap, HashSet};
+use std::{
+    collections::{BTreeMap, HashSet},
+    fmt,
+};
 
 use copal_schemas::{
-    AppId, BatchJobId, JobId, JobState, SiteId, StringMap, Timestamp, UserId,
+    AppId, BatchJobId, JobId, JobState, JsonObject, SiteId, StringMap, Timestamp, UserId,
     app::{AppHooks, AppParameter, TransferSlot, fill_parameters},
     job::{Job, JobCreate},
     job_state::{self, Step},
@@ -26,10 +29,10 @@ use crate::error::{ApiError, ApiResult};
 
 /// What an App and its Site say about new Jobs.
 #[derive(FromRow)]
-struct AppRow {
-    id: AppId,
-    site_id: SiteId,
-    parameters: Json<BTreeMap<String, AppParameter>>,
+pub(super) struct AppRow {
+    pub(super) id: AppId,
+    pub(super) site_id: SiteId,
+    pub(super) parameters: Json<BTreeMap<String, AppParameter>>,
     transfers: Json<BTreeMap<String, TransferSlot>>,
     hooks_hidden: bool,
     hooks: Json<AppHooks>,
@@ -39,25 +42,65 @@ struct AppRow {
 }
 
 /// A Job that is about to be written.
-struct New<'a> {
-    job: JobCreate,
-    app: &'a AppRow,
-    steps: Vec<Step>,
+pub(super) struct New<'a> {
+    pub(super) job: JobCreate,
+    pub(super) app: &'a AppRow,
+    pub(super) steps: Vec<Step>,
     status: Status,
-    transfers: Vec<NewTransfer>,
+    /// In the order of the Job's.
+    pub(super) transfers: Vec<NewTransfer>,
 }
 
-struct NewTransfer {
-    direction: Direction,
-    local_path: String,
+pub(super) struct NewTransfer {
+    pub(super) direction: Direction,
+    pub(super) local_path: String,
     remote_path: String,
-    location_alias: String,
-    recursive: bool,
+    pub(super) location_alias: String,
+    pub(super) recursive: bool,
+}
+
+/// Where a Job stands in the request, for errors.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Spot {
+    /// In a list.
+    Item(usize),
+    /// The template of an array.
+    Template,
+}
+
+impl Spot {
+    fn invalid(self, field: &str, msg: String) -> ApiError {
+        let place = match self {
+            Self::Item(index) => index.into(),
+            Self::Template => "job".into(),
+        };
+        ApiError::invalid(vec![FieldError { loc: vec!["body".into(), place, field.into()], msg }])
+    }
+}
+
+impl fmt::Display for Spot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Item(index) => write!(f, "item {index}"),
+            Self::Template => f.pad("the template"),
+        }
+    }
 }
 
 impl New<'_> {
-    fn state(&self) -> JobState {
+    pub(super) fn state(&self) -> JobState {
         self.steps.last().map_or(JobState::Created, |step| step.to)
+    }
+
+    pub(super) fn event_data(&self, step: &Step) -> JsonObject {
+        let mut data = JsonObject::new();
+        if let Some(message) = step.message {
+            data.insert("message".into(), message.into());
+        }
+        if step.to == JobState::Failed {
+            data.extend(self.status.reason());
+        }
+        data
     }
 }
 
@@ -73,7 +116,7 @@ pub async fn create(conn: &mut PgConnection, scope: Scope, mut jobs: Vec<JobCrea
     let edges = dependencies::prepare(&mut *conn, scope, &jobs).await?;
     let mut new = Vec::with_capacity(jobs.len());
     for (index, (job, status)) in jobs.into_iter().zip(&edges.statuses).enumerate() {
-        new.push(plan(index, job, &apps, *status)?);
+        new.push(plan(Spot::Item(index), job, &apps, *status)?);
     }
     let (ids, now) = take_ids(&mut *conn, new.len()).await?;
     insert_jobs(&mut *conn, owner, &new, &ids, now).await?;
@@ -108,7 +151,11 @@ fn check(jobs: &mut [JobCreate]) -> ApiResult<()> {
 }
 
 /// The Apps of the new Jobs, kept from being deleted until this transaction ends.
-async fn read_apps(conn: &mut PgConnection, scope: Scope, jobs: &[JobCreate]) -> ApiResult<BTreeMap<AppId, AppRow>> {
+pub(super) async fn read_apps(
+    conn: &mut PgConnection,
+    scope: Scope,
+    jobs: &[JobCreate],
+) -> ApiResult<BTreeMap<AppId, AppRow>> {
     let mut ids: Vec<AppId> = jobs.iter().map(|job| job.app_id).collect();
     ids.sort_unstable();
     ids.dedup();
@@ -124,29 +171,32 @@ async fn read_apps(conn: &mut PgConnection, scope: Scope, jobs: &[JobCreate]) ->
 }
 
 /// Checks a Job against its App and Site, and works out its first steps.
-fn plan(index: usize, mut job: JobCreate, apps: &BTreeMap<AppId, AppRow>, status: Status) -> ApiResult<New<'_>> {
-    let invalid = |field: &str, msg: String| {
-        ApiError::invalid(vec![FieldError { loc: vec!["body".into(), index.into(), field.into()], msg }])
-    };
+pub(super) fn plan(
+    spot: Spot,
+    mut job: JobCreate,
+    apps: &BTreeMap<AppId, AppRow>,
+    status: Status,
+) -> ApiResult<New<'_>> {
     let Some(app) = apps.get(&job.app_id) else {
         return Err(ApiError::not_found(format!("App {}", job.app_id)));
     };
     if !app.hooks_hidden {
-        job.parameters = fill_parameters(&app.parameters, &job.parameters).map_err(|msg| invalid("parameters", msg))?;
+        job.parameters =
+            fill_parameters(&app.parameters, &job.parameters).map_err(|msg| spot.invalid("parameters", msg))?;
     }
     if let Some(Json(node)) = &app.node_shape
         && let Some(why) = job.shape().misfit(node)
     {
-        return Err(invalid("ranks_per_node", format!("no node of the Site can hold it: {why}")));
+        return Err(spot.invalid("ranks_per_node", format!("no node of the Site can hold it: {why}")));
     }
     let mut transfers = Vec::with_capacity(job.transfers.len());
     for (name, location) in &job.transfers {
         let Some(slot) = app.transfers.get(name) else {
-            return Err(ApiError::conflict(format!("item {index}: the App has no transfer slot {name:?}")));
+            return Err(ApiError::conflict(format!("{spot}: the App has no transfer slot {name:?}")));
         };
         if !app.transfer_locations.contains_key(&location.location_alias) {
             return Err(ApiError::conflict(format!(
-                "item {index}: the Site has no transfer location {:?}; its settings list those it has",
+                "{spot}: the Site has no transfer location {:?}; its settings list those it has",
                 location.location_alias
             )));
         }
@@ -281,13 +331,7 @@ fn log(owner: UserId, new: &[New<'_>], ids: &[JobId], now: Timestamp) -> Log {
         log.created(Place { owner, site, app }, new.state());
         let mut at = now;
         for step in &new.steps {
-            let mut data = copal_schemas::JsonObject::new();
-            if let Some(message) = step.message {
-                data.insert("message".into(), message.into());
-            }
-            if step.to == JobState::Failed {
-                data.extend(new.status.reason());
-            }
+            let data = new.event_data(step);
             let event = NewEvent { timestamp: at, from_state: step.from, to_state: step.to, data };
             let (owner_id, site_id, app_id) = (owner, site, app);
             log.events.push(LoggedEvent { job_id: *id, owner_id, site_id, app_id, batch_job_id: None, event });

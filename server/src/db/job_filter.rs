@@ -19,6 +19,8 @@ pub struct JobFilter {
     pub site_ids: Vec<SiteId>,
     /// That ran in this BatchJob last.
     pub batch_job_id: Option<BatchJobId>,
+    /// Of this array.
+    pub array_id: Option<i64>,
     /// Changed at this time or before.
     pub last_update_before: Option<Timestamp>,
     /// Changed at this time or later.
@@ -196,13 +198,13 @@ impl JobFilter {
     }
 
     fn has_cold_conditions(&self) -> bool {
-        self.workdir_contains.is_some() || !self.parent_ids.is_empty()
+        self.workdir_contains.is_some() || self.array_id.is_some() || !self.parent_ids.is_empty()
     }
 
     /// Plain lists read the cold half, whose indexes no state change touches.
     fn tables(&self, by: OrderBy) -> Tables {
         let hot = self.has_hot_conditions() || !self.states.is_empty() || self.state_ne.is_some();
-        let cold = self.workdir_contains.is_some();
+        let cold = self.workdir_contains.is_some() || self.array_id.is_some();
         match by {
             OrderBy::Id if !hot => Tables::Cold,
             OrderBy::Workdir if !hot => Tables::Cold,
@@ -262,6 +264,9 @@ impl JobFilter {
         }
         if let Some(text) = &self.workdir_contains {
             sql.push(" and strpos(d.workdir, ").push_bind(text.clone()).push(") > 0");
+        }
+        if let Some(array) = self.array_id {
+            sql.push(" and d.array_id = ").push_bind(array);
         }
         match self.states.as_slice() {
             [] => {}

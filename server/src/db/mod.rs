@@ -8,6 +8,7 @@ pub mod batch_jobs;
 pub mod dependencies;
 pub mod events;
 pub mod idempotency;
+pub mod job_array;
 pub mod job_checks;
 pub mod job_create;
 pub mod job_filter;
@@ -23,6 +24,7 @@ pub mod transfers;
 pub mod transition;
 pub mod updates;
 pub mod users;
+pub mod why;
 
 use std::time::Duration;
 

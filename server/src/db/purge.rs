@@ -1,5 +1,7 @@
-//! Jobs removed with all that hangs on them: by their owner, or behind a deleted App or Site.
+//! Jobs removed with all that hangs on them: by their owner, or behind a deleted App or Site. Old events
+//! too, and the tallies are kept small.
 
+use chrono::TimeDelta;
 use copal_schemas::{AppId, JobId, JobState, SiteId, UserId};
 use sqlx::{FromRow, PgConnection};
 
@@ -15,6 +17,8 @@ use crate::error::{ApiError, ApiResult};
 
 /// Jobs removed by one transaction: it holds its locks for a fraction of a second.
 const CHUNK: i64 = 2_000;
+/// The same for old events.
+const EVENTS_CHUNK: i64 = 10_000;
 
 #[derive(FromRow)]
 struct Doomed {
@@ -120,6 +124,25 @@ async fn remove(conn: &mut PgConnection, doomed: Vec<Doomed>) -> ApiResult<()> {
         moves.apply(conn).await?;
     }
     Ok(())
+}
+
+/// Deletes some of the events that are older than `keep`. Gives whether there may be more.
+///
+/// # Errors
+/// The database's.
+pub async fn prune_events(conn: &mut PgConnection, keep: TimeDelta) -> ApiResult<bool> {
+    // Owner by owner, so that the index of lists serves this, too: another one would cost every
+    // state change. Rows that another process deletes at the moment are left to it.
+    const SQL: &str = "with old as (select e.id from users u cross join lateral (select id from events \
+         where owner_id = u.id and \"timestamp\" < clock_timestamp() - make_interval(secs => $1) \
+         order by \"timestamp\", id limit $2 for update skip locked) e limit $2), \
+         gone as (delete from events using old where events.id = old.id \
+         returning owner_id, site_id, app_id, to_state), \
+         tallied as (insert into job_tallies (owner_id, site_id, app_id, state, jobs, events) \
+         select owner_id, site_id, app_id, to_state, 0, -count(*) from gone group by 1, 2, 3, 4) \
+         select count(*) from gone";
+    let gone: i64 = sqlx::query_scalar(SQL).bind(keep.as_seconds_f64()).bind(EVENTS_CHUNK).fetch_one(conn).await?;
+    Ok(gone == EVENTS_CHUNK)
 }
 
 /// Folds the tallies' rows together, where there are many. Readers see the same sums at any time.

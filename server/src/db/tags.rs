@@ -13,13 +13,18 @@ use crate::error::ApiResult;
 #[must_use]
 pub fn number(key: &str, value: &str) -> i64 {
     let mut hash = Sha256::new();
-    // The length keeps ("ab", "c") and ("a", "bc") apart.
-    hash.update((key.len() as u64).to_le_bytes());
-    hash.update(key);
+    hash.update(hash_prefix(key));
     hash.update(value);
     let mut first = [0; 8];
     first.copy_from_slice(&hash.finalize()[..8]);
     i64::from_le_bytes(first)
+}
+
+/// What is hashed before the value.
+#[must_use]
+pub fn hash_prefix(key: &str) -> Vec<u8> {
+    // The length keeps ("ab", "c") and ("a", "bc") apart.
+    [&(key.len() as u64).to_le_bytes(), key.as_bytes()].concat()
 }
 
 /// Records the tags of Jobs that have none recorded.

@@ -4,9 +4,13 @@ use actix_web::{HttpRequest, HttpResponse, http::header::CONTENT_TYPE, web};
 use copal_schemas::{
     JobId, JobState,
     job::{Attempt, Cancelled, Job, JobCreate, JobPatch, JobPatchItem},
+    job_array::{JobArray, JobArrayCreate},
     page::{MAX_BULK, Page},
     problem::Problem,
+    why::Why,
 };
+use serde::Serialize;
+use sqlx::PgConnection;
 
 use crate::{
     app::Shared,
@@ -27,6 +31,7 @@ fn filter(query: &QueryParams) -> ApiResult<JobFilter> {
         app_id: query.id("app_id")?,
         site_ids: query.ids("site_id")?,
         batch_job_id: query.id("batch_job_id")?,
+        array_id: query.id("array_id")?,
         last_update_before: query.datetime("last_update_before")?,
         last_update_after: query.datetime("last_update_after")?,
         workdir_contains: query.text("workdir__contains").map(Into::into),
@@ -34,7 +39,8 @@ fn filter(query: &QueryParams) -> ApiResult<JobFilter> {
         states: query.variants("state")?,
         tags: query.pairs("tags").into_iter().collect(),
         pending_file_cleanup: query.boolean("pending_file_cleanup")?.unwrap_or(false),
-        after_id: query.id("after_id")?,
+        // A page of a list has one; it would be wrong to change or delete by it.
+        after_id: None,
     })
 }
 
@@ -56,6 +62,7 @@ fn ordering(query: &QueryParams) -> ApiResult<(OrderBy, bool)> {
     ("app_id" = Option<i64>, Query, description = "Of this App"),
     ("site_id" = Option<Vec<i64>>, Query, description = "At one of these Sites"),
     ("batch_job_id" = Option<i64>, Query, description = "That ran in this BatchJob last"),
+    ("array_id" = Option<i64>, Query, description = "Of this array"),
     ("last_update_before" = Option<String>, Query, description = "Changed then or earlier"),
     ("last_update_after" = Option<String>, Query, description = "Changed then or later"),
     ("workdir__contains" = Option<String>, Query, description = "With this text in their workdir"),
@@ -77,6 +84,7 @@ pub(super) async fn list_jobs(
     query: QueryParams,
 ) -> ApiResult<HttpResponse> {
     let (filter, order, page) = (filter(&query)?, ordering(&query)?, query.paging()?);
+    let filter = JobFilter { after_id: query.id("after_id")?, ..filter };
     let mut connection = shared.pool.acquire().await?;
     let jobs = db::jobs::list(&mut connection, (&user).into(), &filter, order, page).await?;
     drop(connection);
@@ -121,6 +129,45 @@ pub(super) async fn create_jobs(
     if jobs.is_empty() {
         return Ok(HttpResponse::Created().json(jobs));
     }
+    let scope = (&user).into();
+    create_once(&shared, &user, &request, "/jobs/", &jobs, async |tx| {
+        db::job_create::create(tx, scope, jobs.clone()).await
+    })
+    .await
+}
+
+/// Creates an array of up to 1,000,000 Jobs from a template, all or none.
+#[utoipa::path(post, path = "/job-arrays/", tag = "jobs", request_body = JobArrayCreate, params(
+    ("Idempotency-Key" = Option<String>, Header, description = "Makes a repeated request create nothing again"),
+), responses(
+    (status = 201, description = "How to find them", body = JobArray),
+    (status = 400, description = "An unknown slot or location", body = Problem, content_type = "application/problem+json"),
+    (status = 404, description = "The App or a parent is unknown", body = Problem, content_type = "application/problem+json"),
+    (status = 409, description = "The Idempotency-Key belongs to another request", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "A field is missing or wrong, or there are too many", body = Problem, content_type = "application/problem+json"),
+))]
+pub(super) async fn create_job_array(
+    shared: web::Data<Shared>,
+    user: CurrentUser,
+    request: HttpRequest,
+    body: ValidJson<JobArrayCreate>,
+) -> ApiResult<HttpResponse> {
+    let (array, scope) = (body.0, (&user).into());
+    create_once(&shared, &user, &request, "/job-arrays/", &array, async |tx| {
+        db::job_array::create(tx, scope, array.clone()).await
+    })
+    .await
+}
+
+/// Creates something in one transaction; with an Idempotency-Key, a repeated request gets the first one's answer.
+async fn create_once<T: Serialize>(
+    shared: &Shared,
+    user: &CurrentUser,
+    request: &HttpRequest,
+    path: &str,
+    body: &impl Serialize,
+    create: impl AsyncFn(&mut PgConnection) -> ApiResult<T>,
+) -> ApiResult<HttpResponse> {
     let key = match request.headers().get("Idempotency-Key") {
         None => None,
         Some(key) => Some(key.to_str().map_err(|_| {
@@ -128,18 +175,16 @@ pub(super) async fn create_jobs(
         })?),
     };
     let Some(key) = key else {
-        let created =
-            db::transact(&shared.pool, async |tx| db::job_create::create(tx, (&user).into(), jobs.clone()).await)
-                .await?;
+        let created = db::transact(&shared.pool, create).await?;
         return Ok(HttpResponse::Created().json(created));
     };
-    let canonical = serde_json::to_vec(&jobs).map_err(ApiError::internal)?;
-    let hash = db::idempotency::request_hash("POST", "/jobs/", &canonical);
+    let canonical = serde_json::to_vec(body).map_err(ApiError::internal)?;
+    let hash = db::idempotency::request_hash("POST", path, &canonical);
     let (status, body) = db::transact(&shared.pool, async |tx| {
         if let Some(known) = db::idempotency::begin(tx, user.id, key, &hash).await? {
             return Ok((known.status, known.body));
         }
-        let created = db::job_create::create(tx, (&user).into(), jobs.clone()).await?;
+        let created = create(tx).await?;
         let body = serde_json::to_vec(&created).map_err(ApiError::internal)?;
         db::idempotency::finish(tx, user.id, key, 201, &body).await?;
         Ok((201, body))
@@ -265,6 +310,21 @@ pub(super) async fn list_attempts(
 ) -> ApiResult<HttpResponse> {
     let mut connection = shared.pool.acquire().await?;
     Ok(HttpResponse::Ok().json(db::jobs::list_attempts(&mut connection, (&user).into(), id.0).await?))
+}
+
+/// Says why a Job is not running.
+#[utoipa::path(get, path = "/jobs/{id}/why", tag = "jobs", params(("id" = i64, Path)), responses(
+    (status = 200, description = "What keeps it from running, what weighs most first", body = Why),
+    (status = 404, description = "No such Job", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "The id is no integer", body = Problem, content_type = "application/problem+json"),
+))]
+pub(super) async fn explain_job(
+    shared: web::Data<Shared>,
+    user: CurrentUser,
+    id: PathId<JobId>,
+) -> ApiResult<HttpResponse> {
+    let mut connection = shared.pool.acquire().await?;
+    Ok(HttpResponse::Ok().json(db::why::explain(&mut connection, (&user).into(), id.0).await?))
 }
 
 /// Changes the fields of a Job that the body has.

@@ -98,6 +98,8 @@ pub fn table(routes: &mut ServiceConfig) {
                 .delete(jobs::delete_job),
         )
         .service(Endpoint::at(&["/jobs/{id}/attempts", "/jobs/{id}/attempts/"]).get(jobs::list_attempts))
+        .service(Endpoint::at(&["/jobs/{id}/why", "/jobs/{id}/why/"]).get(jobs::explain_job))
+        .service(Endpoint::at(&["/job-arrays", "/job-arrays/"]).post(jobs::create_job_array))
         .service(Endpoint::at(&["/sessions", "/sessions/"]).get(sessions::list_sessions).post(sessions::create_session))
         .service(
             Endpoint::at(&["/sessions/{id}", "/sessions/{id}/"])

@@ -1,7 +1,8 @@
-//! Housekeeping: removes the Jobs of deleted Apps and Sites, folds tallies, forgets old answers.
+//! Housekeeping: removes the Jobs of deleted Apps and Sites, folds tallies, forgets old answers and events.
 
 use std::time::Duration;
 
+use chrono::TimeDelta;
 use tokio::time::{Instant, sleep};
 
 use crate::{app::Shared, db, error::ApiResult, feed};
@@ -59,7 +60,21 @@ async fn fold_tallies(shared: &Shared) -> ApiResult<()> {
     Ok(())
 }
 
+async fn prune_events(shared: &Shared) -> ApiResult<()> {
+    let days = shared.config.event_retention_days;
+    while days > 0 && !shared.stop.is_cancelled() {
+        let mut transaction = shared.pool.begin().await?;
+        let more = db::purge::prune_events(&mut transaction, TimeDelta::days(days.into())).await?;
+        transaction.commit().await?;
+        if !more {
+            break;
+        }
+    }
+    Ok(())
+}
+
 async fn prune(shared: &Shared) -> ApiResult<()> {
+    prune_events(shared).await?;
     let mut connection = shared.pool.acquire().await?;
     db::updates::prune(&mut connection).await?;
     feed::prune(&mut connection).await?;

@@ -102,3 +102,19 @@ async fn bad_queries_and_writes_are_refused() {
     user.post("/events/", &json!({})).await.refused(405);
     user.delete("/events/").await.refused(405);
 }
+
+#[tokio::test]
+async fn old_events_are_removed_after_the_retention_and_counted_no_more() {
+    let world = World::new().await;
+    let jobs = world.plain_jobs(3).await;
+    let mut connection = world.service.database().connect().await;
+    let old = "update events set \"timestamp\" = \"timestamp\" - interval '8 days' where job_id = $1";
+    sqlx::query(old).bind(jobs[0]).execute(&mut connection).await.unwrap();
+    let keep = chrono::TimeDelta::days(7);
+    let more = copal_server::db::purge::prune_events(&mut connection, keep).await.unwrap();
+    assert!(!more);
+    assert_eq!(world.user.count("/events/").await, 4);
+    assert_eq!(world.user.list("/events/").await.len(), 4);
+    assert_eq!(world.user.count(&format!("/events/?job_id={}", jobs[0])).await, 0);
+    assert_eq!(world.user.state(jobs[0]).await, "PREPROCESSED");
+}

@@ -181,3 +181,13 @@ async fn states_are_counted_under_the_same_filters() {
     assert_eq!(user.get("/jobs/by-state?tags=system:H2O").await.ok(), json!({"PREPROCESSED": 1, "RUNNING": 1}));
     assert_eq!(user.get("/jobs/by-state?state=FAILED").await.ok(), json!({"FAILED": 1}));
 }
+
+#[tokio::test]
+async fn a_place_in_a_list_narrows_no_change() {
+    let world = World::new().await;
+    let jobs = world.plain_jobs(3).await;
+    assert_eq!(world.user.ids(&format!("/jobs/?after_id={}", jobs[0])).await, jobs[1..]);
+    assert_eq!(world.user.count(&format!("/jobs/?after_id={}", jobs[0])).await, 3);
+    let changed = world.user.put(&format!("/jobs/?after_id={}", jobs[1]), &json!({"priority": 5})).await.ok();
+    assert_eq!(changed, json!(3));
+}

@@ -110,6 +110,12 @@ async fn ids_in_bodies_are_the_users_own() {
     };
     job(json!({"app_id": all.world.app})).await.refused(404);
     job(json!({"parent_ids": [all.job]})).await.refused(404);
+    let array = |fields: Value| {
+        let template = with(json!({"app_id": all.bobs_app, "workdir": "w/{index}"}), &fields);
+        async move { bob.post("/job-arrays/", &json!({"last": 1, "job": template})).await }
+    };
+    array(json!({"app_id": all.world.app})).await.refused(404);
+    array(json!({"parent_ids": [all.job]})).await.refused(404);
     job(json!({"dependencies": [{"job_id": all.job, "kind": "afterany"}]})).await.refused(404);
     let request = json!({"site_id": all.world.site, "project": "p", "queue": "q", "num_nodes": 1, "wall_time_min": 1,
         "job_mode": "mpi"});

@@ -92,6 +92,8 @@ async fn the_openapi_document_lists_the_contracts_operations() {
         ("/jobs/by-state", "get"),
         ("/jobs/cancel", "post"),
         ("/jobs/{id}/attempts", "get"),
+        ("/jobs/{id}/why", "get"),
+        ("/job-arrays/", "post"),
         ("/batch-jobs/", "get post put patch"),
         ("/batch-jobs/{id}", "get put delete"),
         ("/sessions/", "get post"),
