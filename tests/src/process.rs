@@ -4,8 +4,8 @@
 
 use std::{
     fs::{self, File, Permissions},
-    io::Write,
-    net::TcpListener,
+    io::{Read, Write},
+    net::{TcpListener, TcpStream},
     os::unix::{fs::PermissionsExt, process::ExitStatusExt},
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
@@ -158,12 +158,7 @@ impl Programs {
         let mut all = vec!["--listen", listen.as_str()];
         all.extend(arguments);
         let mut server = self.start("copal-server", &all);
-        wait_blocking("the service to listen", LIMIT * 2, || {
-            if let Ok(Some(status)) = server.child.try_wait() {
-                panic!("copal-server ended with {status}: {}", server.log());
-            }
-            std::net::TcpStream::connect(&listen).map(drop).map_err(|_| server.log())
-        });
+        server.wait_ready(&listen);
         (server, format!("http://{listen}"))
     }
 
@@ -214,6 +209,19 @@ impl Running {
         String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
     }
 
+    /// Waits until the service that this is answers at this address that it is ready.
+    ///
+    /// # Panics
+    /// When it ends, or does not become ready.
+    pub fn wait_ready(&mut self, address: &str) {
+        wait_blocking("the service to be ready", LIMIT * 2, || {
+            if let Ok(Some(status)) = self.child.try_wait() {
+                panic!("{} ended with {status}: {}", self.name, self.log());
+            }
+            if is_ready(address).unwrap_or(false) { Ok(()) } else { Err(self.log()) }
+        });
+    }
+
     /// Sends it a signal.
     ///
     /// # Panics
@@ -256,6 +264,17 @@ impl Drop for Running {
             let _ = self.child.wait();
         }
     }
+}
+
+/// Whether `GET /readyz` answers 200. A port that takes connections may belong to a service whose
+/// database is not there yet.
+fn is_ready(address: &str) -> std::io::Result<bool> {
+    let mut stream = TcpStream::connect(address)?;
+    stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+    write!(stream, "GET /readyz HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n")?;
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer)?;
+    Ok(answer.starts_with(b"HTTP/1.1 200"))
 }
 
 /// Exit code and both outputs, for a failure's text.

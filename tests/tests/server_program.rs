@@ -10,7 +10,7 @@ use std::{
 use copal_tests::{
     Api,
     process::{Programs, Running, describe, free_port},
-    wait::{LIMIT, wait_blocking},
+    wait::LIMIT,
     world::PASSWORD,
 };
 use nix::{
@@ -145,8 +145,8 @@ async fn the_databases_url_is_good_for_psql_and_for_a_second_service() {
     let url = url.trim();
     let port = free_port().to_string();
     let listen = format!("127.0.0.1:{port}");
-    let second = programs.start("copal-server", &["--listen", &listen, "--database-url", url]);
-    wait_blocking("the second service", LIMIT, || TcpStream::connect(&listen).map(drop).map_err(|_| second.log()));
+    let mut second = programs.start("copal-server", &["--listen", &listen, "--database-url", url]);
+    second.wait_ready(&listen);
     user.at(&format!("http://{listen}")).get("/auth/password/me").await.ok();
     assert_eq!(second.stop(), 0);
     assert_eq!(programs.run_ok("copal-server", &["migrate", "--database-url", url]).lines().count(), 0);
