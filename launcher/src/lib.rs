@@ -9,6 +9,7 @@ pub mod args;
 pub mod fleet;
 pub mod hardware;
 pub mod hostlist;
+pub mod login;
 pub mod logs;
 pub mod mode;
 pub mod mpi;

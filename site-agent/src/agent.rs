@@ -4,7 +4,7 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use copal_client::SiteDir;
-use copal_schemas::{problem::ErrorCode, site::Site};
+use copal_schemas::{SiteId, problem::ErrorCode, site::Site};
 use tokio::{
     signal::unix::{SignalKind, signal},
     task::JoinSet,
@@ -12,7 +12,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    api::{Api, Backoff},
+    api::{Api, Backoff, LoginError},
     lock::SiteLock,
     logging,
     settings::SettingsFile,
@@ -32,9 +32,9 @@ pub fn run(dir: &SiteDir) -> anyhow::Result<()> {
     dir.create_folders()?;
     let settings = SettingsFile::open(dir)?;
     let lock = SiteLock::take(dir)?;
-    let api = Api::load()?;
     let first = settings.current().0;
     logging::init(dir, &first.logging.level)?;
+    let api = Api::open(dir, first.site_id)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let outcome = runtime.block_on(serve(dir, settings, api));
     // Tasks that did not end in time end here.
@@ -115,7 +115,7 @@ async fn run_services(context: &Context) {
     }
 }
 
-/// Waits for the service, for as long as that is away. `None` when the agent is stopped meanwhile.
+/// Waits for the service, for as long as that is away, and logs in. `None` when the agent is stopped meanwhile.
 async fn first_contact(
     api: &Api,
     settings: &SettingsFile,
@@ -127,17 +127,21 @@ async fn first_contact(
     loop {
         let answer = tokio::select! {
             () = stop.cancelled() => return Ok(None),
-            answer = async { api.client().get_site(site_id).await } => answer,
+            answer = meet(api, site_id) => answer,
         };
         match answer {
             Ok(site) => return Ok(Some(site)),
-            Err(error) if error.code() == Some(ErrorCode::NotFound) => anyhow::bail!(
+            Err(LoginError::Client(error)) if error.code() == Some(ErrorCode::NotFound) => anyhow::bail!(
                 "{} has no Site {site_id} of yours; is the right user logged in (`copal whoami`), \
                  or was the Site removed? `copal site init` makes a new one",
                 api.root()
             ),
             Err(error) => {
-                board.failure("site", &api.explain(&error));
+                let text = match &error {
+                    LoginError::Client(error) => api.explain(error),
+                    error => error.to_string(),
+                };
+                board.failure("site", &text);
                 let wait = backoff.next_wait();
                 tokio::select! {
                     () = stop.cancelled() => return Ok(None),
@@ -146,6 +150,16 @@ async fn first_contact(
             }
         }
     }
+}
+
+/// Logs in where that is to be done, and asks for the Site.
+async fn meet(api: &Api, site_id: SiteId) -> Result<Site, LoginError> {
+    api.log_in().await?;
+    match api.client().get_site(site_id).await {
+        Err(error) if error.code() == Some(ErrorCode::Unauthenticated) => api.log_in_again().await?,
+        answer => return Ok(answer?),
+    }
+    Ok(api.client().get_site(site_id).await?)
 }
 
 /// SIGTERM and SIGINT stop the agent, SIGHUP makes it look at everything again, settings included.

@@ -1,68 +1,139 @@
-//! The agent's way to the service: a client whose credentials are read again when the user logs in
-//! anew, waits between tries, and sentences about what went wrong.
+//! The agent's way to the service: a credential that is bound to its Site, waits between tries, and
+//! sentences about what went wrong.
+//!
+//! The credential is in `agent.yml` in the Site's folder and renews itself, so that the agent works on when its user
+//! logs out. The first one is made with the user's login, and so is a new one when the service ended it.
 
 use std::{
-    fs,
     sync::{PoisonError, RwLock},
-    time::{Duration, SystemTime},
+    time::Duration,
 };
 
-use chrono::Utc;
-use copal_client::{Client, ClientError, Credentials, credentials::CredentialsError};
-use copal_schemas::problem::ErrorCode;
+use copal_client::{Client, ClientError, Credentials, SiteDir, credentials::CredentialsError, site_dir::FileError};
+use copal_schemas::{SiteId, problem::ErrorCode};
 
-/// The service, for one user.
+/// The service, for one Site.
 pub struct Api {
+    dir: SiteDir,
+    site_id: SiteId,
     current: RwLock<Current>,
+    /// Held while a credential is made.
+    login: tokio::sync::Mutex<()>,
 }
 
+#[derive(Clone)]
 struct Current {
     client: Client,
     credentials: Credentials,
-    stamp: Option<SystemTime>,
+}
+
+/// A credential for the Site that can't be had.
+#[derive(Debug, thiserror::Error)]
+pub enum LoginError {
+    /// The user's login can't be used, or the Site's can't be kept.
+    #[error(transparent)]
+    Credentials(#[from] CredentialsError),
+    /// The service gave none.
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    /// The user is logged in elsewhere.
+    #[error(
+        "the service at {site} ended this Site's login, and the user is logged in at {user}; run `copal login --url {site}`"
+    )]
+    Elsewhere {
+        /// The Site's service.
+        site: String,
+        /// Where the user is logged in.
+        user: String,
+    },
 }
 
 impl Api {
-    /// Reads the user's credentials.
+    /// Reads the Site's credential, or the user's where the Site has none yet.
     ///
     /// # Errors
-    /// When nobody has logged in, or the file can't be used.
-    pub fn load() -> Result<Self, CredentialsError> {
-        Ok(Self { current: RwLock::new(Current::load()?) })
+    /// When the Site has none and nobody has logged in; when a file can't be used.
+    pub fn open(dir: &SiteDir, site_id: SiteId) -> Result<Self, CredentialsError> {
+        let credentials = match Credentials::read(&dir.agent_login()) {
+            Ok(credentials) if credentials.site_id == Some(site_id) => credentials,
+            // Of another Site, whose folder this was.
+            Ok(_) | Err(CredentialsError::Missing(_)) => Credentials::load()?,
+            Err(error) => return Err(error),
+        };
+        if let Ok(user) = Credentials::load()
+            && user.api_root != credentials.api_root
+        {
+            tracing::warn!(
+                "this Site is at {}, and the user is logged in at {}; where that is the Site's new address, delete {}",
+                credentials.api_root,
+                user.api_root,
+                dir.agent_login().display()
+            );
+        }
+        let current = Current::new(credentials)?;
+        Ok(Self { dir: dir.clone(), site_id, current: RwLock::new(current), login: tokio::sync::Mutex::new(()) })
     }
 
-    /// The client, with the newest credentials.
+    /// The client.
     #[must_use]
     pub fn client(&self) -> Client {
-        let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
-        if current.stamp == stamp() {
-            return current.client.clone();
+        self.current().client
+    }
+
+    /// Makes a credential that is bound to the Site where the present one is not.
+    ///
+    /// # Errors
+    /// [`LoginError`]
+    pub async fn log_in(&self) -> Result<(), LoginError> {
+        let _turn = self.login.lock().await;
+        if self.current().credentials.site_id.is_none() {
+            // Whoever logged in anew since the agent started is asked.
+            self.make_credential(&Credentials::load()?).await?;
         }
-        drop(current);
-        let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
-        // A file that can't be read now leaves the credentials that worked before.
-        if let Ok(newer) = Current::load() {
-            *current = newer;
+        Ok(())
+    }
+
+    /// Makes a new credential where the service does not accept the present one any more.
+    ///
+    /// # Errors
+    /// [`LoginError`]
+    pub async fn log_in_again(&self) -> Result<(), LoginError> {
+        let refused = self.current();
+        let _turn = self.login.lock().await;
+        match self.current().client.get_site(self.site_id).await {
+            Err(error) if error.code() == Some(ErrorCode::Unauthenticated) => {}
+            // Another service of the agent was quicker.
+            answer => return answer.map(drop).map_err(Into::into),
         }
-        current.client.clone()
+        let user = Credentials::load()?;
+        if user.api_root != refused.credentials.api_root {
+            let (site, user) = (refused.credentials.api_root.to_string(), user.api_root.to_string());
+            return Err(LoginError::Elsewhere { site, user });
+        }
+        self.make_credential(&user).await
+    }
+
+    async fn make_credential(&self, user: &Credentials) -> Result<(), LoginError> {
+        let tokens = Client::from_credentials(user)?.create_site_token(self.site_id).await?;
+        let mut credentials =
+            Credentials::new(self.dir.agent_login(), user.api_root.clone(), user.username.clone(), tokens);
+        credentials.site_id = Some(self.site_id);
+        credentials.save()?;
+        let current = Current::new(credentials)?;
+        *self.current.write().unwrap_or_else(PoisonError::into_inner) = current;
+        tracing::info!("the Site has a login of its own now, kept in {}", self.dir.agent_login().display());
+        Ok(())
     }
 
     /// What went wrong in a call, with the remedy where the user has one.
     #[must_use]
     pub fn explain(&self, error: &ClientError) -> String {
-        let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
+        let root = self.root();
         match error.code() {
-            Some(ErrorCode::Unauthenticated) if current.credentials.token_expiry <= Utc::now() => format!(
-                "the login at {} lapsed at {}; run `copal login`",
-                current.credentials.api_root,
-                current.credentials.token_expiry.format("%Y-%m-%d %H:%M UTC")
-            ),
             Some(ErrorCode::Unauthenticated) => {
-                format!("{} does not accept the login any more; run `copal login`", current.credentials.api_root)
+                format!("{root} does not accept the Site's login any more; run `copal login`, and it gets a new one")
             }
-            None if error.is_transient() => {
-                format!("can't reach the service at {}: {}", current.credentials.api_root, root_cause(error))
-            }
+            None if error.is_transient() => format!("can't reach the service at {root}: {}", root_cause(error)),
             _ => one_line(error),
         }
     }
@@ -70,26 +141,20 @@ impl Api {
     /// The service's address.
     #[must_use]
     pub fn root(&self) -> String {
-        self.current.read().unwrap_or_else(PoisonError::into_inner).credentials.api_root.to_string()
+        self.current().credentials.api_root.to_string()
+    }
+
+    fn current(&self) -> Current {
+        self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
 impl Current {
-    fn load() -> Result<Self, CredentialsError> {
-        let stamp = stamp();
-        let credentials = Credentials::load()?;
-        let client = Client::from_credentials(&credentials).map_err(|error| {
-            CredentialsError::File(copal_client::site_dir::FileError::Content {
-                path: Credentials::path(),
-                message: one_line(&error),
-            })
-        })?;
-        Ok(Self { client, credentials, stamp })
+    fn new(credentials: Credentials) -> Result<Self, CredentialsError> {
+        let client = Client::from_credentials(&credentials)
+            .map_err(|error| FileError::Content { path: credentials.file().into(), message: one_line(&error) })?;
+        Ok(Self { client, credentials })
     }
-}
-
-fn stamp() -> Option<SystemTime> {
-    fs::metadata(Credentials::path()).and_then(|meta| meta.modified()).ok()
 }
 
 /// The innermost cause, which says what the network did; what is around it repeats the address.

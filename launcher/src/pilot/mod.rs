@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use chrono::Utc;
 use copal_client::{
-    Client, Credentials, SiteDir,
+    Client, SiteDir,
     launcher_exit::{ExitReason, LauncherExit},
     spool::SpoolHeader,
 };
@@ -29,7 +29,7 @@ use tracing::{error, info, warn};
 use crate::{
     args::PilotArgs,
     fleet::{Fleet, FromFleet},
-    logs,
+    login, logs,
     mode::task::Workshop,
     mpi, partition,
     process::tree,
@@ -127,7 +127,7 @@ struct Ears {
     heard: UnboundedReceiver<Heard>,
     verdicts: UnboundedReceiver<Verdict>,
     fleet: UnboundedReceiver<FromFleet>,
-    opened: UnboundedReceiver<Result<SessionId>>,
+    opened: UnboundedReceiver<Result<(Client, SessionId)>>,
 }
 
 /// The other ends.
@@ -135,7 +135,7 @@ struct Ears {
 struct Mouths {
     heard: UnboundedSender<Heard>,
     verdicts: UnboundedSender<Verdict>,
-    opened: UnboundedSender<Result<SessionId>>,
+    opened: UnboundedSender<Result<(Client, SessionId)>>,
 }
 
 /// The head.
@@ -143,7 +143,8 @@ struct Pilot {
     site: SiteDir,
     settings: Settings,
     batch_job_id: Option<BatchJobId>,
-    client: Client,
+    /// The way to the service, once the launcher has logged in.
+    client: Option<Client>,
     deadline: Deadline,
     terms: Terms,
     contact: Contact,
@@ -171,8 +172,6 @@ impl Pilot {
         let left_min = minutes_to(std::env::var("SLURM_JOB_END_TIME").ok().as_deref(), Utc::now().timestamp());
         let wall_time_min = left_min.map_or(wall_time_min, |left| left.min(wall_time_min));
         let deadline = Deadline::new(start, wall_time_min, settings.launcher.wall_time_pad_sec);
-        let credentials = Credentials::load()?;
-        let client = Client::from_credentials(&credentials)?;
         let allocation = nodes_of(args, &settings)?;
         let (heard, heard_ears) = unbounded_channel();
         let (verdicts, verdict_ears) = unbounded_channel();
@@ -238,7 +237,7 @@ impl Pilot {
             site,
             settings,
             batch_job_id: args.batch_job_id,
-            client,
+            client: None,
             deadline,
             terms,
             contact: Contact::default(),
@@ -259,30 +258,40 @@ impl Pilot {
         Ok(pilot)
     }
 
-    /// Opens a Session by a task of its own; the loop hears of it.
+    /// Logs in where that is still to be done, and opens a Session, by a task of its own; the loop hears of it.
     fn open_session(&self) {
-        let (client, site_id, batch_job_id) = (self.client.clone(), self.settings.site_id, self.batch_job_id);
+        let (known, site) = (self.client.clone(), self.site.clone());
+        let (site_id, batch_job_id) = (self.settings.site_id, self.batch_job_id);
         let (opened, give_up) = (self.mouths.opened.clone(), self.deadline.term_at);
         tokio::spawn(async move {
-            drop(opened.send(session::open(&client, site_id, batch_job_id, give_up).await));
+            let open = async {
+                let client = match known {
+                    Some(client) => client,
+                    None => login::log_in(&site, batch_job_id, give_up).await?,
+                };
+                let session_id = session::open(&client, site_id, batch_job_id, give_up).await?;
+                Ok((client, session_id))
+            };
+            drop(opened.send(open.await));
         });
     }
 
-    fn begin_lease(&mut self, session_id: SessionId) {
+    fn begin_lease(&mut self, client: Client, session_id: SessionId) {
         info!(session.id = %session_id, "opened a Session");
+        self.client = Some(client.clone());
         self.contact.mark();
         let header = SpoolHeader { site_id: self.settings.site_id, session_id, batch_job_id: self.batch_job_id };
         let reporter = Reporter::start(
-            self.client.clone(),
+            client.clone(),
             header,
             self.site.spool(),
             self.contact.clone(),
             self.mouths.verdicts.clone(),
         );
         let heard = self.mouths.heard.clone();
-        let signals = tokio::spawn(session::hear_signals(self.client.clone(), session_id, self.contact.clone(), heard));
+        let signals = tokio::spawn(session::hear_signals(client.clone(), session_id, self.contact.clone(), heard));
         let asker = Asker {
-            client: self.client.clone(),
+            client,
             session_id,
             site_id: self.settings.site_id,
             batch_job_id: self.batch_job_id,
@@ -314,7 +323,7 @@ impl Pilot {
                 Some(event) = self.ears.fleet.recv() => self.hear_fleet(event).await,
                 Some(verdict) = self.ears.verdicts.recv() => self.hear_verdict(verdict),
                 Some(opened) = self.ears.opened.recv() => match opened {
-                    Ok(session_id) => self.begin_lease(session_id),
+                    Ok((client, session_id)) => self.begin_lease(client, session_id),
                     Err(error) => self.stop(Reason::new(ExitReason::Failed, format!("{error:#}"))),
                 },
                 name = signals.next() => {
@@ -607,7 +616,7 @@ impl Pilot {
             // Updates of an ended Session are refused: with results in the spool it stays until the agent has
             // delivered them.
             if left == 0 {
-                let call = self.client.delete_session(lease.asker.session_id);
+                let call = lease.asker.client.delete_session(lease.asker.session_id);
                 match tokio::time::timeout(Duration::from_secs(3), call).await {
                     Ok(Ok(())) => {}
                     Ok(Err(error)) => warn!(error = %chain(&error), "can't end the Session; it ends by itself"),

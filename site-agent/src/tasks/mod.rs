@@ -9,8 +9,8 @@ pub mod wake;
 
 use std::{future::Future, path::PathBuf, sync::Arc, time::Duration};
 
-use copal_client::SiteDir;
-use copal_schemas::site::Site;
+use copal_client::{ClientError, SiteDir};
+use copal_schemas::{problem::ErrorCode, site::Site};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
@@ -96,6 +96,7 @@ pub async fn run_passes<P: Passes>(context: &Context, mut service: P) {
             }
             Err(error) => {
                 context.board.failure(P::NAME, &describe(context, &error));
+                mend_login(context, &error).await;
                 backoff.next_wait()
             }
         };
@@ -107,9 +108,17 @@ pub async fn run_passes<P: Passes>(context: &Context, mut service: P) {
     }
 }
 
+/// Gets a new credential where the service does not accept the present one; the next pass uses it.
+async fn mend_login(context: &Context, error: &anyhow::Error) {
+    let refused = error.downcast_ref::<ClientError>().and_then(ClientError::code) == Some(ErrorCode::Unauthenticated);
+    if refused && let Err(error) = context.api.log_in_again().await {
+        tracing::warn!("the Site gets no new login: {error}");
+    }
+}
+
 /// An error with its causes in one line, and the remedy where the user has one.
 pub fn describe(context: &Context, error: &anyhow::Error) -> String {
-    match error.downcast_ref::<copal_client::ClientError>() {
+    match error.downcast_ref::<ClientError>() {
         Some(error) => context.api.explain(error),
         None => format!("{error:#}"),
     }

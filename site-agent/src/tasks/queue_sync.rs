@@ -382,6 +382,7 @@ impl<D: Desk> QueueSync<D> {
             Ok(spec) => spec,
             Err(error) => return self.refuse(id, format!("{error:#}")).await.map(|()| false),
         };
+        self.desk.equip(id).await?;
         let intent = self.ledger.intend(id)?;
         match scheduler.submit(&spec).await {
             Ok(scheduler_id) => {

@@ -1,6 +1,7 @@
 //! The service, as far as `queue_sync` talks to it.
 
-use copal_client::ClientError;
+use anyhow::Context as _;
+use copal_client::{ClientError, launcher_login::LauncherLogin};
 use copal_schemas::{
     BatchJobId,
     batch_job::{BatchJob, BatchJobPatch, BatchJobState},
@@ -16,6 +17,9 @@ const OPEN_STATES: &[BatchJobState] =
 pub(super) trait Desk: Send + Sync {
     /// The BatchJobs that are not over.
     fn open_batch_jobs(&self) -> impl Future<Output = anyhow::Result<Vec<BatchJob>>> + Send;
+
+    /// Leaves what the launcher of a BatchJob logs in with when it starts.
+    fn equip(&self, id: BatchJobId) -> impl Future<Output = anyhow::Result<()>> + Send;
 
     /// Tells what became of one. That it was deleted meanwhile is no error: nobody wants to know.
     fn report(&self, id: BatchJobId, patch: &BatchJobPatch) -> impl Future<Output = anyhow::Result<()>> + Send;
@@ -33,6 +37,10 @@ impl ServiceDesk {
     pub(super) fn new(context: &Context) -> Self {
         Self { context: context.clone() }
     }
+
+    fn launcher_login(&self, id: BatchJobId) -> LauncherLogin {
+        LauncherLogin::new(&self.context.dir.qsubmit(), id)
+    }
 }
 
 impl Desk for ServiceDesk {
@@ -40,12 +48,24 @@ impl Desk for ServiceDesk {
         Ok(self.context.api.client().list_batch_jobs(&[self.context.site.id], OPEN_STATES).await?)
     }
 
+    async fn equip(&self, id: BatchJobId) -> anyhow::Result<()> {
+        let client = self.context.api.client();
+        let secret = client.create_launcher_secret(id).await?;
+        let agent = client.credentials().context("the agent has no credentials")?;
+        Ok(self.launcher_login(id).leave(&agent, secret)?)
+    }
+
     async fn report(&self, id: BatchJobId, patch: &BatchJobPatch) -> anyhow::Result<()> {
         match self.context.api.client().update_batch_job(id, patch).await {
-            Ok(_) => Ok(()),
-            Err(ClientError::Problem(problem)) if problem.code == ErrorCode::NotFound => Ok(()),
-            Err(error) => Err(error.into()),
+            Ok(_) => {}
+            Err(ClientError::Problem(problem)) if problem.code == ErrorCode::NotFound => {}
+            Err(error) => return Err(error.into()),
         }
+        if patch.state.is_some_and(BatchJobState::is_over) {
+            // The service ended what they hold.
+            self.launcher_login(id).remove();
+        }
+        Ok(())
     }
 
     async fn deliver(&self, id: BatchJobId) -> anyhow::Result<()> {

@@ -34,6 +34,10 @@ impl Desk for FakeDesk {
         Ok(self.lock().batch_jobs.values().filter(|batch_job| !batch_job.state.is_over()).cloned().collect())
     }
 
+    async fn equip(&self, _: BatchJobId) -> anyhow::Result<()> {
+        Ok(())
+    }
+
     async fn report(&self, id: BatchJobId, patch: &BatchJobPatch) -> anyhow::Result<()> {
         let mut state = self.lock();
         if state.failures > 0 {
