@@ -34,6 +34,8 @@ pub struct Slot {
     pub env: StringMap,
     /// Variables that nothing in it must inherit.
     pub unset: Vec<String>,
+    /// The hardware threads that its Jobs may use, by the system's numbers; empty for all of the node.
+    pub cpus: Vec<u32>,
 }
 
 /// What is executed.

@@ -85,7 +85,7 @@ pub fn choose(
     Ok(match kind {
         MpiKind::Auto => probe::mpiexec(None, source)?,
         MpiKind::Openmpi | MpiKind::Mpich | MpiKind::Pals => probe::mpiexec(Some(kind), source)?,
-        MpiKind::Srun => Box::new(srun::Srun { version: probe::srun_version()? }),
+        MpiKind::Srun => Box::new(srun::Srun { version: probe::srun_version()?, binds: probe::slurm_binds() }),
         MpiKind::Aprun => Box::new(aprun::Aprun { program: probe::on_path(&["aprun"])? }),
         MpiKind::Jsrun => Box::new(jsrun::Jsrun { program: probe::on_path(&["jsrun"])? }),
         MpiKind::Flux => Box::new(flux::Flux { program: probe::on_path(&["flux"])?, is_local }),

@@ -48,6 +48,18 @@ pub(super) fn srun_version() -> Result<(u32, u32), MpiError> {
     Ok(parse_srun_version(&text).unwrap_or((99, 0)))
 }
 
+/// Whether Slurm can bind ranks to CPUs. Where it does not say, it is asked to.
+pub(super) fn slurm_binds() -> bool {
+    hardware::output("scontrol", &["show", "config"], TIMEOUT).map_or(true, |text| binds(&text))
+}
+
+/// By `TaskPlugin = task/cgroup,task/affinity`: the cgroup plugin alone confines a step, but binds no rank.
+fn binds(config: &str) -> bool {
+    let value =
+        |line: &str| line.split_once('=').filter(|(key, _)| key.trim() == "TaskPlugin").map(|(_, v)| v.to_owned());
+    config.lines().find_map(value).is_none_or(|plugins| plugins.contains("affinity"))
+}
+
 /// `slurm 22.05.8`, `slurm-wlm 23.11.4`
 fn parse_srun_version(text: &str) -> Option<(u32, u32)> {
     let mut numbers =
@@ -157,6 +169,14 @@ mod tests {
         assert_eq!(parse_srun_version("slurm 22.05.8\n"), Some((22, 5)));
         assert_eq!(parse_srun_version("slurm-wlm 23.11.4"), Some((23, 11)));
         assert_eq!(parse_srun_version("?"), None);
+    }
+
+    #[test]
+    fn slurm_binds_only_with_its_affinity_plugin() {
+        assert!(binds("SwitchType = switch/none\nTaskPlugin              = task/cgroup,task/affinity\n"));
+        assert!(!binds("TaskPluginParam         = (null type)\nTaskPlugin              = task/none\n"));
+        assert!(!binds("TaskPlugin = task/cgroup"));
+        assert!(binds("something else"));
     }
 
     #[test]

@@ -48,6 +48,8 @@ const INHERITED: &[&str] = &[
 pub(super) struct Srun {
     /// Major and minor: (22, 5).
     pub(super) version: (u32, u32),
+    /// Whether Slurm binds ranks to CPUs here. Without its affinity plugin `--cpu-bind` does nothing.
+    pub(super) binds: bool,
 }
 
 impl Srun {
@@ -87,13 +89,15 @@ impl MpiLaunch for Srun {
             if self.version >= (20, 11) {
                 argv.push("--overlap".into());
             }
-            if !params::has_own_binding(&run.launch_params) {
+            // Where Slurm does not, ranks take their CPUs themselves.
+            if self.binds && !params::has_own_binding(&run.launch_params) {
                 let masks = |cpus: &[Vec<u32>]| cpus.iter().map(|cpus| mask(cpus)).collect::<Vec<_>>().join(",");
                 let binding = run.binding().map_or("none".into(), |cpus| format!("mask_cpu:{}", masks(cpus)));
                 argv.push(format!("--cpu-bind={binding}"));
             }
             argv.extend(params::arguments(&run.launch_params, Style::Joined));
-            ranks::Program { argv: program, command } = ranks::program(run, VARIABLES, None);
+            let bind = run.binding().filter(|_| !self.binds);
+            ranks::Program { argv: program, command } = ranks::program(run, VARIABLES, bind);
             if let GpuPlan::Same(gpus) = gpus::plan(run) {
                 argv.extend(in_front(&gpus.set, &gpus.unset));
             }

@@ -120,21 +120,28 @@ fn mpich_on_this_machine() {
 
 #[test]
 fn pitfall_092_srun_steps_overlap() {
-    let text = show(&srun::Srun { version: (22, 5) });
+    let text = show(&srun::Srun { version: (22, 5), binds: true });
     assert_eq!(text.matches("--overlap").count(), 6);
     assert_eq!(text.matches("--mem=0").count(), 6);
     insta::assert_snapshot!(text);
 }
 
 #[test]
+fn where_slurm_binds_nothing_ranks_take_their_cpus_themselves() {
+    let command = srun::Srun { version: (22, 5), binds: false }.command(&runs()[0].1).unwrap();
+    assert!(!command.argv.iter().any(|word| word.starts_with("--cpu-bind")), "{command:?}");
+    assert!(command.argv.iter().any(|word| word.contains("case $SLURM_LOCALID") && word.contains("taskset")));
+}
+
+#[test]
 fn srun_before_22_05_deals_out_whole_gpus() {
-    insta::assert_snapshot!(show(&srun::Srun { version: (21, 8) }));
-    assert!(!show(&srun::Srun { version: (20, 2) }).contains("--overlap"));
+    insta::assert_snapshot!(show(&srun::Srun { version: (21, 8), binds: true }));
+    assert!(!show(&srun::Srun { version: (20, 2), binds: true }).contains("--overlap"));
 }
 
 #[test]
 fn pitfall_081_srun_inherits_no_binding_of_the_script() {
-    let command = srun::Srun { version: (22, 5) }.command(&runs()[0].1).unwrap();
+    let command = srun::Srun { version: (22, 5), binds: true }.command(&runs()[0].1).unwrap();
     for name in ["SLURM_CPU_BIND", "SLURM_MEM_PER_CPU", "SLURM_NTASKS_PER_NODE", "SLURM_CPUS_PER_TASK"] {
         assert!(command.unset.iter().any(|unset| unset == name), "{name}");
     }
@@ -192,7 +199,7 @@ fn amd_devices_are_not_chosen_twice() {
     let command = mpich(false).command(&run).unwrap();
     assert_eq!(command.env.get("ROCR_VISIBLE_DEVICES").map(String::as_str), Some("0"));
     assert!(command.unset.iter().any(|name| name == "HIP_VISIBLE_DEVICES"));
-    let srun = srun::Srun { version: (23, 2) }.command(&run).unwrap().argv.join(" ");
+    let srun = srun::Srun { version: (23, 2), binds: true }.command(&run).unwrap().argv.join(" ");
     assert!(srun.contains(
         " env -u HIP_VISIBLE_DEVICES -u CUDA_VISIBLE_DEVICES -u GPU_DEVICE_ORDINAL ROCR_VISIBLE_DEVICES=0 ./a b"
     ));

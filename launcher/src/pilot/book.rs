@@ -279,7 +279,7 @@ impl Book {
                     continue;
                 }
             };
-            let slot = self.open_slot(&placement, held.class, worker, is_mpi);
+            let slot = self.open_slot(&placement, &held, worker, is_mpi);
             lines.push(format!("{} on {}", held.job.id, self.slots[&slot.id].nodes.join("+")));
             self.note_run(run, held, worker, Some(slot.id));
             starts.entry(worker).or_default().push((slot, task));
@@ -296,14 +296,15 @@ impl Book {
         failed
     }
 
-    fn open_slot(&mut self, placement: &Placement, class: u64, worker: usize, is_mpi: bool) -> Slot {
-        let id = SlotId(self.id());
+    fn open_slot(&mut self, placement: &Placement, held: &Held, worker: usize, is_mpi: bool) -> Slot {
+        let (id, class) = (SlotId(self.id()), held.class);
+        let cpus = if is_mpi { Vec::new() } else { self.cpus(placement, held) };
         let parts = || placement.parts.iter().map(|part| (&self.nodes[part.node], part));
         let gpus: Vec<_> = parts().flat_map(|(node, part)| node.gpus_of(part)).collect();
         // In mpi mode the command itself says which rank sees which.
         let environment = if is_mpi { Default::default() } else { gpu_environment(&gpus) };
         let state = SlotState {
-            slot: Slot { id, class, env: environment.set, unset: environment.unset },
+            slot: Slot { id, class, env: environment.set, unset: environment.unset, cpus },
             token: placement.job,
             worker,
             nodes: parts().map(|(node, _)| node.name.clone()).collect(),
@@ -314,6 +315,15 @@ impl Book {
         self.tokens.insert(state.token);
         self.slots.insert(id, state);
         slot
+    }
+
+    /// The hardware threads of a Job that shares its node. One that owns it may use all of them.
+    fn cpus(&self, placement: &Placement, held: &Held) -> Vec<u32> {
+        let shape = &held.ask.shape;
+        match &placement.parts[..] {
+            [part] if shape.node_packing_count > 1 => self.nodes[part.node].cpus_of_ranks(part, shape).concat(),
+            _ => Vec::new(),
+        }
     }
 
     fn close_slot(&mut self, id: SlotId) {

@@ -4,6 +4,7 @@
 //!
 //! When the head is gone, the worker kills everything and exits, so a killed launcher leaves nothing.
 
+mod cpus;
 mod janitor;
 mod link;
 mod report;

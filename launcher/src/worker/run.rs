@@ -72,7 +72,12 @@ fn fail_ready(shared: &Shared, error: &std::io::Error) {
 
 /// What a thread does: ready work, one after the other, and whatever follows each in its slot.
 fn work(shared: &Shared) {
+    let mut is_bound = false;
     while let Some((slot, mut task)) = next_ready(shared) {
+        // What a thread starts inherits its CPUs. To set them between fork and exec would cost a fork.
+        if is_bound || !slot.cpus.is_empty() {
+            is_bound = shared.cpus.bind(&slot.cpus);
+        }
         loop {
             let ended = run(shared, &slot, &task);
             match shared.finish(&slot, ended) {

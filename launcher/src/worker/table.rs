@@ -13,6 +13,7 @@ use nix::{
     unistd::Pid,
 };
 
+use super::cpus::Cpus;
 use crate::protocol::{Cause, CheckpointSignal, Ended, Event, Outcome, RunId, Setup, Slot, Task};
 
 /// The next blow against a run.
@@ -76,6 +77,8 @@ pub(super) struct Shared {
     pub(super) janitor: Condvar,
     /// Woken when the last run has ended.
     empty: Condvar,
+    /// The CPUs of this process.
+    pub(super) cpus: Cpus,
     /// How to work.
     pub(super) setup: Setup,
     /// Tells this worker's runs from those of any other.
@@ -91,6 +94,7 @@ impl Shared {
             warden: Condvar::new(),
             janitor: Condvar::new(),
             empty: Condvar::new(),
+            cpus: Cpus::default(),
             setup,
             nonce: format!("{:016x}", rand::random::<u64>()),
         }

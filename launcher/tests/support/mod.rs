@@ -114,7 +114,7 @@ impl Drop for Head {
 }
 
 pub fn slot(id: u64) -> Slot {
-    Slot { id: SlotId(id), class: 0, env: StringMap::new(), unset: Vec::new() }
+    Slot { id: SlotId(id), class: 0, env: StringMap::new(), unset: Vec::new(), cpus: Vec::new() }
 }
 
 pub fn shell(text: &str) -> Program {

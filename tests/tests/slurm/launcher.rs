@@ -164,7 +164,7 @@ fn serial_workers_on_every_node() {
 
 fn eight_long_jobs(cluster: &Cluster, odd: &str) -> (Vec<i64>, i64) {
     let name = format!("long/{}", uuid::Uuid::new_v4().simple());
-    let jobs = (0..8)
+    let jobs: Vec<i64> = (0..8)
         .map(|index| cluster.job(&["-a", "Long", "-w", &format!("{name}/{index}"), "--node-packing-count", "2"]))
         .collect();
     let allocation = cluster.submit(&["-n", "4", "-j", "serial"]);
@@ -172,6 +172,8 @@ fn eight_long_jobs(cluster: &Cluster, odd: &str) -> (Vec<i64>, i64) {
         8 => Ok(()),
         count => Err(format!("{count}; {}", cluster.logs())),
     });
+    // The service knows of them too.
+    jobs.iter().for_each(|job| cluster.wait_job(*job, "RUNNING"));
     (jobs, allocation)
 }
 
