@@ -37,6 +37,18 @@ pub fn platforms() -> &'static [Platform] {
         "local": "this machine, without a scheduler",
         "slurm": "any cluster with Slurm",
         "pbs": "any cluster with OpenPBS or PBS Pro",
+        "lsf": "any cluster with LSF",
+        "cobalt": "any system with Cobalt",
+        "flux": "any Flux instance",
+        "theta-knl": "Theta of the ALCF, KNL nodes",
+        "theta-gpu": "Theta of the ALCF, GPU nodes",
+        "polaris": "Polaris of the ALCF",
+        "aurora": "Aurora of the ALCF",
+        "sunspot": "Sunspot of the ALCF",
+        "perlmutter-cpu": "Perlmutter of NERSC, CPU nodes",
+        "perlmutter-gpu": "Perlmutter of NERSC, GPU nodes",
+        "frontier": "Frontier of the OLCF",
+        "summit": "Summit of the OLCF",
     }
 }
 

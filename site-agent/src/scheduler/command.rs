@@ -103,7 +103,15 @@ impl Runner {
     /// # Errors
     /// When it can't be started or does not end in time. Any exit code is an answer here.
     pub async fn run(&self, program: &str, args: &[&str]) -> Result<Output, CommandError> {
-        run(self, program, args).await
+        self.run_with(program, args, Stdio::null()).await
+    }
+
+    /// Runs a command to its end, with `input` as its standard input.
+    ///
+    /// # Errors
+    /// As [`Runner::run`].
+    pub async fn run_with(&self, program: &str, args: &[&str], input: Stdio) -> Result<Output, CommandError> {
+        run(self, program, args, input).await
     }
 
     /// Runs a command that must end with exit code 0; gives its standard output.
@@ -115,7 +123,7 @@ impl Runner {
     }
 }
 
-async fn run(runner: &Runner, program: &str, args: &[&str]) -> Result<Output, CommandError> {
+async fn run(runner: &Runner, program: &str, args: &[&str], input: Stdio) -> Result<Output, CommandError> {
     let limit = runner.limit;
     let scrubbed = std::env::vars_os().map(|(name, _)| name).filter(|name| name.to_str().is_some_and(runner.scrub));
     let mut command = Command::new(program);
@@ -127,7 +135,7 @@ async fn run(runner: &Runner, program: &str, args: &[&str]) -> Result<Output, Co
         .envs(runner.env.iter().copied())
         .env("LC_ALL", "C")
         .env("LANG", "C")
-        .stdin(Stdio::null())
+        .stdin(input)
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .process_group(0)

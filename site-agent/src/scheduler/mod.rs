@@ -2,10 +2,14 @@
 //! looks and cancels; it knows neither the service nor the states of BatchJobs. What follows from
 //! what it says is `tasks/queue_sync.rs`.
 
+pub mod cobalt;
 pub mod command;
+pub mod flux;
 pub mod local;
 pub mod local_run;
+pub mod lsf;
 pub mod pbs;
+pub mod reply;
 pub mod slurm;
 
 use std::{
@@ -185,16 +189,15 @@ pub trait Scheduler: Send + Sync {
 /// The scheduler that the settings name. `programs` is the folder of Copal's programs.
 ///
 /// # Errors
-/// When this version has no adapter for it, or the adapter's files can't be read.
+/// When the adapter's files can't be read.
 pub fn open(site: &SiteDir, settings: &Settings, programs: &Path) -> anyhow::Result<Arc<dyn Scheduler>> {
     match settings.scheduler.kind {
         SchedulerKind::Local => Ok(Arc::new(local::LocalScheduler::open(site, settings, programs)?)),
         SchedulerKind::Slurm => Ok(Arc::new(slurm::Slurm::default())),
         SchedulerKind::Pbs => Ok(Arc::new(pbs::Pbs::default())),
-        other => anyhow::bail!(
-            "{}: scheduler.kind: this version has no adapter for {other:?}; use local, slurm or pbs",
-            site.settings_path().display()
-        ),
+        SchedulerKind::Lsf => Ok(Arc::new(lsf::Lsf::default())),
+        SchedulerKind::Cobalt => Ok(Arc::new(cobalt::Cobalt::new(site))),
+        SchedulerKind::Flux => Ok(Arc::new(flux::Flux::default())),
     }
 }
 
@@ -215,6 +218,8 @@ pub async fn node_shape(settings: &Settings) -> Option<NodeShape> {
         SchedulerKind::Local => local::node_shape(&settings.launcher).await,
         SchedulerKind::Slurm => slurm::node_shape().await,
         SchedulerKind::Pbs => pbs::node_shape().await,
-        _ => None,
+        SchedulerKind::Flux => flux::node_shape().await,
+        // Neither says what a node has in words that are the same everywhere.
+        SchedulerKind::Lsf | SchedulerKind::Cobalt => None,
     }
 }

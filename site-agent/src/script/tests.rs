@@ -160,3 +160,42 @@ proptest! {
         prop_assert_eq!(shlex::split(&quote(&text)).unwrap(), [text]);
     }
 }
+
+/// A request with optional params for a shipped platform.
+fn rendered(platform: &str, params: &[(&str, &str)]) -> String {
+    let platform = copal_client::platforms::platform(platform).unwrap();
+    let settings: Settings = serde_json::from_value(serde_saphyr_value(&platform.settings_for(SiteId(3)))).unwrap();
+    let names: Vec<&str> = settings.scheduler.optional_batch_job_params.keys().map(String::as_str).collect();
+    let template = JobTemplate::new(Path::new("job-template.sh"), platform.job_template, &names).unwrap();
+    template.render(&context(&settings, &BatchJob { optional_params: map(params), ..batch_job() })).unwrap()
+}
+
+#[test]
+fn declared_params_of_platforms_reach_the_script() {
+    insta::assert_snapshot!("polaris_mig", rendered("polaris", &[("mig_count", "3")]));
+    insta::assert_snapshot!("theta-gpu_mig", rendered("theta-gpu", &[("mig_count", "7")]));
+    insta::assert_snapshot!("theta-knl_cache", rendered("theta-knl", &[("singularity_prime_cache", "yes")]));
+    insta::assert_snapshot!(
+        "summit_reserved",
+        rendered("summit", &[("reservation", "r1"), ("alloc_flags", "smt4 gpumps")])
+    );
+    let perlmutter = rendered("perlmutter-gpu", &[("reservation", "r1")]);
+    assert!(perlmutter.contains("#SBATCH --reservation=r1\n") && perlmutter.contains("#SBATCH --constraint=gpu\n"));
+    assert!(perlmutter.contains("#SBATCH --qos=debug\n"), "a queue of Perlmutter is a quality of service");
+}
+
+#[test]
+fn a_script_that_splits_gpus_makes_them_whole_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = rendered("polaris", &[("mig_count", "2")]);
+    // Stand-ins for the machine's commands say what they are asked.
+    let fakes = "mpiexec() { shift 4; \"$@\"; }\nnvidia-smi() { echo \"nvidia-smi $*\"; }\nexport -f nvidia-smi\n\
+                 launcher() { echo launcher; return 5; }\n";
+    let script = script.replace("/opt/copal/bin/copal-launcher", "launcher").replacen("#!/bin/bash\n", fakes, 1);
+    let path = folder.path().join("job.sh");
+    std::fs::write(&path, script.replace("sh -c", "bash -c")).unwrap();
+    let output = std::process::Command::new("bash").arg(&path).output().unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(said, "nvidia-smi mig -cgi 9,9 -C\nlauncher\nnvidia-smi mig -dci\nnvidia-smi mig -dgi\n");
+    assert_eq!(output.status.code(), Some(5), "{}", String::from_utf8_lossy(&output.stderr));
+}

@@ -1,0 +1,135 @@
+//! Reading what Flux's commands print. Pure functions over text.
+
+use copal_schemas::{Timestamp, resources::NodeShape};
+use nix::sys::signal::Signal;
+
+use crate::scheduler::{EndReason, Ending, Status};
+
+/// Fields of `flux jobs -n -o`. The name is last: a user's name may hold the separator.
+pub const FORMAT: &str = "{id}|{state}|{result}|{t_run}|{t_cleanup}|{returncode}|{exception.type}|{name}";
+
+/// One job of `flux jobs`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// The job's id: `ƒ…`, `f…` or decimal.
+    pub id: String,
+    /// The state's word.
+    pub state: String,
+    /// How it ended.
+    pub result: String,
+    /// When it started.
+    pub start: Option<Timestamp>,
+    /// When it ended.
+    pub end: Option<Timestamp>,
+    /// The script's exit code; negative for a signal.
+    pub return_code: Option<i32>,
+    /// What ended it before its time.
+    pub exception: String,
+    /// The job's name.
+    pub name: String,
+}
+
+/// Reads `flux jobs -n -o` [`FORMAT`].
+///
+/// # Errors
+/// A line that is not of this form: where one can't be read, no absence means anything.
+pub fn jobs(text: &str) -> Result<Vec<Row>, String> {
+    text.lines()
+        .filter(|line| !line.trim().is_empty())
+        .map(|line| {
+            let fields: Vec<&str> = line.splitn(8, '|').map(str::trim).collect();
+            let [id, state, result, start, end, code, exception, name] = fields[..] else {
+                return Err(line.trim().to_owned());
+            };
+            Ok(Row {
+                id: id.into(),
+                state: state.into(),
+                result: result.into(),
+                start: parse_time(start),
+                end: parse_time(end),
+                return_code: code.parse().ok(),
+                exception: exception.into(),
+                name: name.into(),
+            })
+        })
+        .collect()
+}
+
+/// Seconds since the epoch, with a fraction. Zero and the words for nothing are no time.
+fn parse_time(text: &str) -> Option<Timestamp> {
+    let seconds = text.parse::<f64>().ok().filter(|seconds| *seconds > 0.0)?;
+    chrono::DateTime::from_timestamp_micros((seconds * 1e6).round() as i64)
+}
+
+impl Row {
+    /// What the row says about its job. A word of a newer Flux says running: alive is the safe reading.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        match self.state.to_ascii_uppercase().as_str() {
+            "NEW" | "N" | "PRIORITY" | "P" | "SCHED" | "S" => Status::Queued { reason: None },
+            "DEPEND" | "D" => Status::Queued { reason: Some("waits for a dependency".into()) },
+            "RUN" | "R" | "CLEANUP" | "C" => Status::Running { start: self.start },
+            "INACTIVE" | "I" => Status::Ended(self.ending()),
+            other => {
+                tracing::warn!("Flux's state {other:?} is not known; the job counts as running");
+                Status::Running { start: self.start }
+            }
+        }
+    }
+
+    fn ending(&self) -> Ending {
+        let reason = match self.result.to_ascii_uppercase().as_str() {
+            "COMPLETED" | "CD" => EndReason::Completed,
+            "CANCELED" | "CANCELLED" | "CA" => EndReason::Cancelled,
+            "TIMEOUT" | "TO" => EndReason::TimeLimit,
+            _ => match self.exception.as_str() {
+                "node-failure" | "lost-shell" => EndReason::NodeFailure,
+                "preempt" => EndReason::Preempted,
+                _ => EndReason::Failed,
+            },
+        };
+        let signal = self.return_code.filter(|code| *code < 0).and_then(|code| Signal::try_from(-code).ok());
+        Ending {
+            start: self.start,
+            end: self.end,
+            reason,
+            exit_code: self.return_code.filter(|code| *code >= 0),
+            signal: signal.map(|signal| signal.as_str().to_owned()),
+        }
+    }
+}
+
+/// Whether `flux cancel` says that the job is over already.
+#[must_use]
+pub fn is_over(complaint: &str) -> bool {
+    let said = complaint.to_ascii_lowercase();
+    ["inactive", "unknown job", "unknown id", "no such job"].iter().any(|text| said.contains(text))
+}
+
+/// The id in one line of `flux batch`: base 58 behind `ƒ` or `f`, or decimal.
+#[must_use]
+pub fn job_id(line: &str) -> Option<String> {
+    let decimal = !line.is_empty() && line.bytes().all(|byte| byte.is_ascii_digit());
+    let base58 = line.strip_prefix(['ƒ', 'f']).is_some_and(|rest| {
+        !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_alphanumeric() && !b"0OIl".contains(&byte))
+    });
+    (decimal || base58).then(|| line.into())
+}
+
+/// Reads `flux resource list -n -o "{nnodes}|{ncores}|{ngpus}"`; `None` when the nodes can't be alike.
+#[must_use]
+pub fn node_shape(text: &str) -> Option<NodeShape> {
+    let mut sums = [0_u32; 3];
+    for line in text.lines().filter(|line| !line.trim().is_empty()) {
+        let mut fields = line.split('|').map(|field| field.trim().parse::<u32>().ok());
+        for sum in &mut sums {
+            *sum += fields.next()??;
+        }
+    }
+    let [nodes, cores, gpus] = sums;
+    let alike = nodes > 0 && cores % nodes == 0 && gpus % nodes == 0;
+    alike.then(|| NodeShape { cpus: cores / nodes, gpus: gpus / nodes, mem_mb: 0 })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,179 @@
+//! The adapters of PBS, LSF, Cobalt and Flux against stand-ins for those schedulers' commands, which
+//! keep a queue in a folder and really run the scripts.
+#![expect(clippy::unwrap_used, reason = "a test's helper fails as a test does")]
+
+use std::{
+    fs,
+    os::unix::fs::{PermissionsExt, symlink},
+    path::{Path, PathBuf},
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use copal_agent::scheduler::{self, EndReason, Ending, Scheduler, Status, SubmitError, SubmitSpec, Tracked};
+use copal_client::SiteDir;
+use copal_schemas::settings::Settings;
+
+/// Set in the process that has the stand-ins on its PATH.
+const INSIDE: &str = "STANDIN_QUEUE";
+
+/// Runs a test anew in a process of its own with one family's stand-ins first on its PATH; true in that process.
+fn inside(family: &str, test: &str, commands: &[&str]) -> bool {
+    if std::env::var_os(INSIDE).is_some() {
+        return true;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let bin = folder.path().join("bin");
+    fs::create_dir(&bin).unwrap();
+    fs::create_dir(folder.path().join("queue")).unwrap();
+    for command in commands {
+        symlink(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/standins/standin.py"), bin.join(command)).unwrap();
+    }
+    let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
+    let status = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture"])
+        .env("PATH", path)
+        .env("STANDIN_FAMILY", family)
+        .env(INSIDE, folder.path().join("queue"))
+        .status()
+        .unwrap();
+    assert!(status.success(), "{test} failed with the stand-ins of {family}");
+    false
+}
+
+struct Bed {
+    site: SiteDir,
+    queue: PathBuf,
+    scheduler: std::sync::Arc<dyn Scheduler>,
+    directive: &'static str,
+}
+
+impl Bed {
+    fn new(kind: &str, directive: &'static str) -> Self {
+        let queue = PathBuf::from(std::env::var_os(INSIDE).unwrap());
+        let site = SiteDir::new(queue.parent().unwrap().join("a site"));
+        site.create_folders().unwrap();
+        let settings: Settings =
+            serde_json::from_value(serde_json::json!({"site_id": 1, "scheduler": {"kind": kind}})).unwrap();
+        let scheduler = scheduler::open(&site, &settings, Path::new("/nowhere")).unwrap();
+        Self { site, queue, scheduler, directive }
+    }
+
+    fn spec(&self, key: &str, text: &str) -> SubmitSpec {
+        let script = self.site.qsubmit().join(format!("{key}.sh"));
+        fs::write(&script, format!("#!/bin/bash\n{text}\n")).unwrap();
+        fs::set_permissions(&script, fs::Permissions::from_mode(0o700)).unwrap();
+        let output = self.site.qsubmit().join(format!("{key}.out"));
+        SubmitSpec { key: key.into(), num_nodes: 1, wall_time_min: 10, script, output }
+    }
+
+    async fn submit(&self, key: &str, text: &str) -> Tracked {
+        Tracked { key: key.into(), id: self.scheduler.submit(&self.spec(key, text)).await.unwrap() }
+    }
+
+    async fn status(&self, job: &Tracked) -> Status {
+        self.scheduler.statuses(std::slice::from_ref(job)).await.unwrap().remove(0)
+    }
+
+    async fn until<T>(&self, job: &Tracked, wanted: impl Fn(&Status) -> Option<T>) -> T {
+        let limit = Instant::now() + Duration::from_secs(60);
+        loop {
+            let now = self.status(job).await;
+            if let Some(found) = wanted(&now) {
+                return found;
+            }
+            assert!(Instant::now() < limit, "{}: still {now:?}", job.key);
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    async fn ended(&self, job: &Tracked) -> Ending {
+        self.until(job, |status| match status {
+            Status::Ended(ending) => Some(ending.clone()),
+            _ => None,
+        })
+        .await
+    }
+
+    fn set(&self, name: &str, on: bool) {
+        let path = self.queue.join(name);
+        if on { fs::write(path, "").unwrap() } else { fs::remove_file(path).unwrap() }
+    }
+
+    /// The life of jobs from submission to every kind of end.
+    async fn whole_life(&self) {
+        assert_eq!(self.scheduler.find("cp0").await.unwrap(), None);
+        self.set("hold", true);
+        let waiting = self.submit("cp1", "echo hello; exit 7").await;
+        assert_eq!(self.scheduler.find("cp1").await.unwrap(), Some(waiting.id.clone()));
+        assert!(matches!(self.status(&waiting).await, Status::Queued { .. }));
+        let dropped = self.submit("cp2", "touch never").await;
+        self.scheduler.cancel(std::slice::from_ref(&dropped)).await.unwrap();
+        assert_eq!(self.ended(&dropped).await.reason, EndReason::Cancelled);
+
+        // A scheduler that is away says nothing about anything.
+        self.set("down", true);
+        self.scheduler.statuses(std::slice::from_ref(&waiting)).await.unwrap_err();
+        self.scheduler.find("cp9").await.unwrap_err();
+        let error = self.scheduler.submit(&self.spec("cp9", "")).await.unwrap_err();
+        assert!(matches!(error, SubmitError::Unsure(_)), "{error:?}");
+        self.set("down", false);
+        assert_eq!(self.scheduler.find("cp9").await.unwrap(), None);
+
+        self.set("hold", false);
+        let ending = self.ended(&waiting).await;
+        assert_eq!((ending.reason, ending.exit_code), (EndReason::Failed, Some(7)));
+        assert!(ending.end.is_some());
+        assert_eq!(fs::read_to_string(self.site.qsubmit().join("cp1.out")).unwrap(), "hello\n");
+        assert_eq!(self.scheduler.find("cp1").await.unwrap(), Some(waiting.id.clone()));
+        // Cancelling what is over is no error.
+        self.scheduler.cancel(std::slice::from_ref(&waiting)).await.unwrap();
+
+        let good = self.submit("cp3", "true").await;
+        let killed = self.submit("cp4", "sleep 300").await;
+        self.until(&killed, |status| matches!(status, Status::Running { .. }).then_some(())).await;
+        self.scheduler.cancel(std::slice::from_ref(&killed)).await.unwrap();
+        let both = [good.clone(), killed.clone()];
+        assert_eq!(self.ended(&good).await.reason, EndReason::Completed);
+        assert_eq!(self.ended(&killed).await.reason, EndReason::Cancelled);
+        assert_eq!(self.scheduler.statuses(&both).await.unwrap().len(), 2);
+
+        let refused = self.scheduler.submit(&self.spec("cp5", &format!("{} -q nosuch", self.directive))).await;
+        assert!(matches!(&refused, Err(SubmitError::Refused(text)) if text.contains("ueue")), "{refused:?}");
+
+        // The answer gets lost: the job is found by its name.
+        self.set("lose-answer", true);
+        let lost = self.scheduler.submit(&self.spec("cp6", "true")).await;
+        assert!(matches!(lost, Err(SubmitError::Unsure(_))), "{lost:?}");
+        let id = self.scheduler.find("cp6").await.unwrap().unwrap();
+        assert_eq!(self.ended(&Tracked { key: "cp6".into(), id }).await.reason, EndReason::Completed);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pbs_server() {
+    if inside("pbs", "a_pbs_server", &["qsub", "qselect", "qstat", "qdel"]) {
+        Bed::new("pbs", "#PBS").whole_life().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_lsf_cluster() {
+    if inside("lsf", "an_lsf_cluster", &["bsub", "bjobs", "bkill"]) {
+        Bed::new("lsf", "#BSUB").whole_life().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cobalt_system() {
+    if inside("cobalt", "a_cobalt_system", &["qsub", "qstat", "qdel"]) {
+        Bed::new("cobalt", "#COBALT").whole_life().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flux_instance() {
+    if inside("flux", "a_flux_instance", &["flux"]) {
+        Bed::new("flux", "# flux:").whole_life().await;
+    }
+}

@@ -1,0 +1,30 @@
+#!/bin/bash
+# copal-agent renders the template of this script for each BatchJob and submits it with qsub, which gets
+# the name of the job and the place of its output on the command line. A value in two braces is quoted for the
+# shell where it needs that, one in three braces never.
+# Variables: batch_job_id job_name project queue num_nodes wall_time_min job_mode filter_tags partitions
+#            optional_params site_path launcher_cmd proxy
+# Helpers:   hhmmss add sub mul div mod quote, and within #if: eq ne gt gte lt lte and or not
+# `copal site sync` tells what is wrong with a template.
+#PBS -l select={{num_nodes}}:system=aurora
+#PBS -l walltime={{hhmmss wall_time_min}}
+#PBS -l place=scatter
+{{#if optional_params.filesystems}}
+#PBS -l filesystems={{optional_params.filesystems}}
+{{/if}}
+{{#if queue}}
+#PBS -q {{queue}}
+{{/if}}
+{{#if project}}
+#PBS -A {{project}}
+{{/if}}
+
+{{#if proxy}}
+export https_proxy={{proxy}}
+{{/if}}
+
+# GPUs have the same numbers for the system and for Level Zero.
+export ZE_ENABLE_PCI_ID_DEVICE_ORDER=1
+
+# `exec`, so that the scheduler's signals reach the launcher.
+exec {{launcher_cmd}}

@@ -1,0 +1,27 @@
+#!/bin/bash
+# copal-agent renders the template of this script for each BatchJob and submits it with sbatch, which gets
+# the name of the job and the place of its output on the command line. A value in two braces is quoted for the
+# shell where it needs that, one in three braces never.
+# Variables: batch_job_id job_name project queue num_nodes wall_time_min job_mode filter_tags partitions
+#            optional_params site_path launcher_cmd proxy
+# Helpers:   hhmmss add sub mul div mod quote, and within #if: eq ne gt gte lt lte and or not
+# `copal site sync` tells what is wrong with a template.
+#SBATCH --nodes={{num_nodes}}
+#SBATCH --time={{hhmmss wall_time_min}}
+#SBATCH --exclusive
+{{#if queue}}
+#SBATCH --partition={{queue}}
+{{/if}}
+{{#if project}}
+#SBATCH --account={{project}}
+{{/if}}
+{{#if optional_params.reservation}}
+#SBATCH --reservation={{optional_params.reservation}}
+{{/if}}
+
+{{#if proxy}}
+export https_proxy={{proxy}}
+{{/if}}
+
+# `exec`, so that the scheduler's signals reach the launcher.
+exec {{launcher_cmd}}
