@@ -135,7 +135,9 @@ fn credentials(context: Context, checks: &mut Vec<Check>) -> Option<Client> {
             known.api_root,
             context.clock.both(known.token_expiry)
         );
-        checks.push(match known.token_expiry - context.clock.now < TimeDelta::hours(24) {
+        let lapses_soon =
+            known.refresh_token.is_none() && known.token_expiry - context.clock.now < TimeDelta::hours(24);
+        checks.push(match lapses_soon {
             true => Check::warning("credentials", found, "run `copal login` before then"),
             false => Check::ok("credentials", found),
         });
@@ -167,7 +169,11 @@ fn versions_differ(service: &str) -> String {
 fn clock(info: &ServiceInfo) -> Check {
     let Some(there) = info.time else { return Check::ok("clock", "the service's time is not known") };
     let apart = (chrono::Utc::now() - there).num_seconds();
-    let found = format!("{} apart from the service's", span(apart.unsigned_abs() as f64));
+    // The service tells its time to the second.
+    let found = match apart.abs() {
+        0..=1 => "as the service's".into(),
+        apart => format!("{} apart from the service's", span(apart as f64)),
+    };
     match apart.abs() > CLOCK_TOLERANCE_SEC {
         true => Check::warning("clock", found, "set this machine's clock, such as by chrony or systemd-timesyncd"),
         false => Check::ok("clock", found),
@@ -329,9 +335,11 @@ fn on_path(name: &str) -> Option<std::path::PathBuf> {
         .find(|program| fs::metadata(program).is_ok_and(|meta| meta.is_file()))
 }
 
-/// The first line that a command prints, if it ends well and in time.
+/// The first line with a number that a command prints, if it ends well and in time: its version.
 async fn say(command: &[&str]) -> Option<String> {
-    Some(one_line(&output(command).await?)).filter(|line| !line.is_empty())
+    let text = output(command).await?;
+    let line = text.lines().find(|line| line.contains(|letter: char| letter.is_ascii_digit()))?;
+    Some(line.split_whitespace().collect::<Vec<_>>().join(" "))
 }
 
 async fn output(command: &[&str]) -> Option<String> {
@@ -357,6 +365,7 @@ pub(super) async fn explain_version(context: Context, failure: Failure) -> Failu
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::table::at_both_widths;
 
     #[test]
     fn each_mistake_has_its_remedy_beside_it() {
@@ -372,6 +381,7 @@ mod tests {
         clock        warning  9s apart from the service's    set this machine's clock
         credentials  wrong    not logged in                  run `copal login`
         ");
+        insta::assert_snapshot!(at_both_widths(|| table(&checks)));
     }
 
     #[test]

@@ -1,32 +1,52 @@
 //! A user's machine: a service on its embedded Postgres, a user who is logged in, a Site with an
 //! agent, and short commands to use them.
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    reason = "a harness that can't do its work fails the test at once"
+)]
+#![expect(clippy::missing_panics_doc, reason = "every command here panics when it fails")]
 
 use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf, process::Output, time::Duration};
 
-use copal_tests::{
+use serde_json::Value;
+
+use crate::{
     process::{Programs, Running, describe, free_port},
     wait::wait_blocking,
 };
-use serde_json::Value;
 
 /// How long Jobs of a second or less may take on a busy machine.
-pub(crate) const LIMIT: Duration = Duration::from_secs(60);
+pub const LIMIT: Duration = Duration::from_secs(60);
 
-pub(crate) struct Laptop {
+/// A user's machine.
+#[derive(Debug)]
+pub struct Laptop {
     // Dropped in this order: the agent's tree is stopped by `drop`, then the service, then the check
     // that nothing is left.
-    pub(crate) server: Option<Running>,
-    pub(crate) port: u16,
-    pub(crate) programs: Programs,
+    /// The service, while it runs.
+    pub server: Option<Running>,
+    /// Where it listens.
+    pub port: u16,
+    /// The programs, with one home.
+    pub programs: Programs,
+}
+
+impl Default for Laptop {
+    fn default() -> Self {
+        Self::new()
+    }
 }
 
 impl Laptop {
     /// A service and a registered user.
-    pub(crate) fn new() -> Self {
+    pub fn new() -> Self {
         Self::with_server(&[])
     }
 
-    pub(crate) fn with_server(arguments: &[&str]) -> Self {
+    /// The same with arguments for the service.
+    #[must_use]
+    pub fn with_server(arguments: &[&str]) -> Self {
         let programs = Programs::new();
         // The embedded Postgres may run as another user, who must get to its folder.
         fs::set_permissions(programs.home(), fs::Permissions::from_mode(0o755)).unwrap();
@@ -38,14 +58,15 @@ impl Laptop {
     }
 
     /// The same with a Site whose agent runs, with `settings` put over the settings of the platform.
-    pub(crate) fn with_site(nodes: u32) -> Self {
+    pub fn with_site(nodes: u32) -> Self {
         let laptop = Self::new();
         laptop.init_site(nodes);
         laptop.site(&["site", "start"]);
         laptop
     }
 
-    pub(crate) fn init_site(&self, nodes: u32) {
+    /// Makes the Site's folder; its agent does not run.
+    pub fn init_site(&self, nodes: u32) {
         let path = self.site_path();
         self.copal(&["site", "init", path.to_str().unwrap(), "--name", "laptop", "--platform", "local", "-y"]);
         let settings = path.join("settings.yml");
@@ -61,18 +82,20 @@ impl Laptop {
         fs::write(&settings, text).unwrap();
     }
 
-    pub(crate) fn site_path(&self) -> PathBuf {
+    /// The Site's folder.
+    #[must_use]
+    pub fn site_path(&self) -> PathBuf {
         self.programs.home().join("site")
     }
 
     /// Puts an App into the Site and tells the service.
-    pub(crate) fn app(&self, name: &str, rest: &str) {
+    pub fn app(&self, name: &str, rest: &str) {
         fs::write(self.site_path().join(format!("apps/{name}.yml")), format!("name: {name}\n{rest}\n")).unwrap();
         self.site(&["app", "sync"]);
     }
 
     /// An executable file in the Site's `apps/`.
-    pub(crate) fn script(&self, name: &str, text: &str) {
+    pub fn script(&self, name: &str, text: &str) {
         let path = self.site_path().join("apps").join(name);
         fs::write(&path, text).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
@@ -80,12 +103,13 @@ impl Laptop {
 
     /// A command outside the Site that must succeed.
     #[track_caller]
-    pub(crate) fn copal(&self, arguments: &[&str]) -> String {
+    pub fn copal(&self, arguments: &[&str]) -> String {
         self.programs.run_ok("copal", arguments)
     }
 
+    /// A command outside the Site that must succeed, with a password in its environment.
     #[track_caller]
-    pub(crate) fn copal_with_password(&self, password: &str, arguments: &[&str]) -> String {
+    pub fn copal_with_password(&self, password: &str, arguments: &[&str]) -> String {
         let output = self
             .programs
             .command("copal")
@@ -98,13 +122,13 @@ impl Laptop {
     }
 
     /// A command in the Site's folder, whatever its outcome.
-    pub(crate) fn try_site(&self, arguments: &[&str]) -> Output {
+    pub fn try_site(&self, arguments: &[&str]) -> Output {
         self.programs.command("copal").current_dir(self.site_path()).args(arguments).output().expect("copal starts")
     }
 
     /// A command in the Site's folder that must succeed.
     #[track_caller]
-    pub(crate) fn site(&self, arguments: &[&str]) -> String {
+    pub fn site(&self, arguments: &[&str]) -> String {
         let output = self.try_site(arguments);
         assert!(output.status.success(), "copal {}: {}", arguments.join(" "), describe(&output));
         String::from_utf8_lossy(&output.stdout).into_owned()
@@ -112,7 +136,7 @@ impl Laptop {
 
     /// A command in the Site's folder whose answer is JSON.
     #[track_caller]
-    pub(crate) fn json(&self, arguments: &[&str]) -> Value {
+    pub fn json(&self, arguments: &[&str]) -> Value {
         let mut all = arguments.to_vec();
         all.extend(["-o", "json"]);
         let text = self.site(&all);
@@ -121,7 +145,7 @@ impl Laptop {
 
     /// Creates one Job and gives its id.
     #[track_caller]
-    pub(crate) fn job(&self, arguments: &[&str]) -> i64 {
+    pub fn job(&self, arguments: &[&str]) -> i64 {
         let mut all = vec!["job", "create", "-y"];
         all.extend(arguments);
         let made = self.json(&all);
@@ -130,23 +154,28 @@ impl Laptop {
 
     /// Asks for one node for some minutes.
     #[track_caller]
-    pub(crate) fn allocation(&self, mode: &str, minutes: u32) -> i64 {
+    pub fn allocation(&self, mode: &str, minutes: u32) -> i64 {
         let minutes = minutes.to_string();
         let made = self.json(&["queue", "submit", "-n", "1", "-t", &minutes, "-q", "local", "-A", "local", "-j", mode]);
         made["id"].as_i64().unwrap_or_else(|| panic!("no id in {made}"))
     }
 
-    pub(crate) fn show(&self, job: i64) -> Value {
+    /// A Job as it is now.
+    #[must_use]
+    pub fn show(&self, job: i64) -> Value {
         let jobs = self.json(&["job", "ls", "--id", &job.to_string()]);
         jobs[0].clone()
     }
 
-    pub(crate) fn state(&self, job: i64) -> String {
+    /// A Job's state.
+    #[must_use]
+    pub fn state(&self, job: i64) -> String {
         self.show(job)["state"].as_str().unwrap_or_default().to_owned()
     }
 
+    /// Waits until a Job is in a state.
     #[track_caller]
-    pub(crate) fn wait_state(&self, job: i64, state: &str) {
+    pub fn wait_state(&self, job: i64, state: &str) {
         wait_blocking(&format!("job {job} to be {state}"), LIMIT, || match self.state(job) {
             now if now == state => Ok(()),
             now => Err(format!("{now}; {}", self.logs())),
@@ -154,14 +183,14 @@ impl Laptop {
     }
 
     /// The states that a Job entered, oldest first.
-    pub(crate) fn history(&self, job: i64) -> Vec<String> {
+    pub fn history(&self, job: i64) -> Vec<String> {
         let events = self.json(&["events", "ls", "--job", &job.to_string(), "--ordering", "timestamp"]);
         events.as_array().unwrap().iter().map(|event| event["to_state"].as_str().unwrap().to_owned()).collect()
     }
 
     /// Waits until a process wrote this file in a workdir, and gives its text.
     #[track_caller]
-    pub(crate) fn wait_file(&self, workdir: &str, name: &str) -> String {
+    pub fn wait_file(&self, workdir: &str, name: &str) -> String {
         let path = self.site_path().join("data").join(workdir).join(name);
         wait_blocking(&format!("{}", path.display()), LIMIT, || match fs::read_to_string(&path) {
             Ok(text) if text.ends_with('\n') => Ok(text),
@@ -169,12 +198,14 @@ impl Laptop {
         })
     }
 
-    pub(crate) fn output(&self, workdir: &str) -> Vec<u8> {
+    /// What a Job printed.
+    #[must_use]
+    pub fn output(&self, workdir: &str) -> Vec<u8> {
         fs::read(self.site_path().join("data").join(workdir).join("job.out")).unwrap_or_default()
     }
 
     /// The ends of the Site's logs, for the text of a failure.
-    pub(crate) fn logs(&self) -> String {
+    pub fn logs(&self) -> String {
         let mut text = String::new();
         for folder in ["log", "qsubmit"] {
             for entry in fs::read_dir(self.site_path().join(folder)).into_iter().flatten().flatten() {
@@ -187,7 +218,7 @@ impl Laptop {
     }
 
     /// The process ids of a program that run with this laptop's home, by a part of their command line.
-    pub(crate) fn pids(&self, part: &str) -> Vec<i32> {
+    pub fn pids(&self, part: &str) -> Vec<i32> {
         self.programs
             .left()
             .iter()
@@ -213,7 +244,7 @@ impl Drop for Laptop {
 
 /// What a failed command wrote on stderr.
 #[track_caller]
-pub(crate) fn refused(output: &Output, code: i32) -> String {
+pub fn refused(output: &Output, code: i32) -> String {
     assert_eq!(output.status.code(), Some(code), "{}", describe(output));
     String::from_utf8_lossy(&output.stderr).into_owned()
 }

@@ -1,0 +1,189 @@
+//! Every error takes two lines: what, and what to do.
+
+use std::{fs, os::unix::fs::PermissionsExt, thread};
+
+use crate::desk::Desk;
+
+#[tokio::test]
+async fn whoever_is_not_logged_in_is_told_how_to() {
+    let mut desk = Desk::without_site().await;
+    let credentials = desk.programs.home().join(".copal/client.yml");
+    fs::set_permissions(&credentials, fs::Permissions::from_mode(0o644)).unwrap();
+    assert_eq!(
+        desk.refused(&["job", "ls"]),
+        "1\nerror: ~/.copal/client.yml has mode 0644: others can read the token in it\n\
+         hint: run `chmod 600 ~/.copal/client.yml`, and `copal login` for a new token\n"
+    );
+    fs::set_permissions(&credentials, fs::Permissions::from_mode(0o600)).unwrap();
+    let text = fs::read_to_string(&credentials).unwrap();
+    let changed = |name: &str, value: &str| -> String {
+        let line = |line: &str| match line.starts_with(&format!("{name}:")) {
+            true => format!("{name}: {value}\n"),
+            // Without it the login can't be renewed.
+            false if line.starts_with("refresh_token:") => String::new(),
+            false => format!("{line}\n"),
+        };
+        text.lines().map(line).collect()
+    };
+    fs::write(&credentials, changed("token_expiry", "2020-01-01T00:00:00+00:00")).unwrap();
+    let told = desk.refused(&["job", "ls"]);
+    assert!(told.starts_with("1\nerror: the token of ann at http://SERVICE/ lapsed "), "{told}");
+    assert!(told.ends_with(" ago\nhint: run `copal login`\n"), "{told}");
+    fs::write(&credentials, changed("token", "nonsense")).unwrap();
+    let told = desk.refused(&["whoami"]);
+    assert!(told.starts_with("1\nerror: the service does not accept the stored token: "), "{told}");
+    assert!(told.contains("\nhint: run `copal login`"), "{told}");
+    fs::write(&credentials, "token: [").unwrap();
+    let told = desk.refused(&["whoami"]);
+    assert!(told.starts_with("1\nerror: ~/.copal/client.yml"), "{told}");
+    assert!(told.ends_with("hint: mend the file, or delete it and run `copal login`\n"), "{told}");
+    fs::remove_file(&credentials).unwrap();
+    assert_eq!(
+        desk.refused(&["site", "ls"]),
+        "1\nerror: not logged in: there is no ~/.copal/client.yml\n\
+         hint: run `copal login`, or `copal register` for a new account\n"
+    );
+    fs::write(&credentials, text).unwrap();
+    fs::set_permissions(&credentials, fs::Permissions::from_mode(0o600)).unwrap();
+    desk.service.stop().await;
+    assert_eq!(
+        desk.refused(&["queue", "ls"]),
+        "1\nerror: can't reach the service at http://SERVICE/: Connection refused (os error 111)\n\
+         hint: start it with `copal-server`, or name another one with `copal login --url URL`\n"
+    );
+}
+
+#[tokio::test]
+async fn names_that_mean_nothing_or_too_much_list_what_could_be_meant() {
+    let desk = Desk::new().await;
+    let other = desk.programs.home().join("site2");
+    desk.ok(&["site", "init", other.to_str().unwrap(), "--name", "polaris", "--platform", "local", "-y"]);
+    let refused = |line: &str| desk.refused(&line.split(' ').collect::<Vec<_>>());
+    assert_eq!(
+        refused("job ls --site tetha"),
+        "1\nerror: no Site of yours has the id, the name or a path with \"tetha\"\nhint: did you mean theta?\n"
+    );
+    assert_eq!(
+        refused("queue submit --site all -n 1 -t 5 -j mpi"),
+        "2\nerror: 2 Sites could be meant: theta (1), polaris (2)\nhint: name one with --site\n"
+    );
+    assert_eq!(
+        refused("job create -a Helo -w x -p name=x"),
+        "1\nerror: no App \"Helo\" at the Sites meant\nhint: did you mean Hello?\n"
+    );
+    assert_eq!(
+        refused("queue submit -n 1 -t 5 -j mpi -x shot=1"),
+        "2\nerror: the Site theta declares no parameter \"shot\" (-x)\nhint: did you mean shout?\n"
+    );
+    assert_eq!(refused("job show 99"), "1\nerror: you have no Job 99\nhint: `copal job ls --site all` lists yours\n");
+    assert_eq!(
+        refused("queue rm 99"),
+        "1\nerror: you have no BatchJob 99\nhint: `copal queue ls --history --site all` lists yours\n"
+    );
+    assert_eq!(
+        refused("job crate"),
+        "2\nerror: unrecognized subcommand 'crate'\n\
+         hint: some similar subcommands exist: 'cancel', 'create'; --help says more\n"
+    );
+    assert_eq!(
+        refused("job ls --state FINISHED"),
+        "2\nerror: invalid value 'FINISHED' for '--state <STATE>': \"FINISHED\" is not a job state; the states are \
+         CREATED AWAITING_PARENTS READY STAGED_IN PREPROCESSED RUNNING RUN_DONE RUN_ERROR RUN_TIMEOUT RESTART_READY \
+         POSTPROCESSED STAGED_OUT JOB_FINISHED FAILED\nhint: --help says more\n"
+    );
+    assert_eq!(
+        refused("job create -a Hello -w x -p name=x -p tail=y"),
+        "1\nerror: App Hello: parameter tail: \"y\" is not one of , x\n"
+    );
+    assert_eq!(
+        refused("job create -a Hello -w s/{index} -p name=x --array 0-9%3"),
+        "2\nerror: the service can't hold an array to 3 Jobs at once (%3)\n\
+         hint: leave %3 out; fewer nodes (`copal queue submit -n`) or a smaller -npc limit what runs at once\n"
+    );
+    assert_eq!(refused("job rm"), "2\nerror: which Jobs?\nhint: name ids, states or tags, or add --all\n");
+    assert_eq!(
+        refused("site rename polaris"),
+        "1\nerror: you have a Site named \"polaris\" already\nhint: choose another name\n"
+    );
+    assert_eq!(
+        refused("job wait --timeout -1"),
+        "2\nerror: unexpected argument '-1' found\nhint: to pass '-1' as a value, use '-- -1'; --help says more\n"
+    );
+}
+
+#[tokio::test]
+async fn a_folder_that_names_another_services_site_is_told() {
+    let desk = Desk::new().await;
+    let settings = desk.site_path().join("settings.yml");
+    let text = fs::read_to_string(&settings).unwrap();
+    fs::write(&settings, text.replace("site_id: 1", "site_id: 77")).unwrap();
+    assert_eq!(
+        desk.refused(&["job", "ls"]),
+        "1\nerror: the service has no Site 77 of yours, which this folder's settings.yml names\n\
+         hint: check with `copal whoami` that you are logged in to the right service as the right user\n"
+    );
+    fs::write(&settings, text.replace("sync_period:", "sync_perod:")).unwrap();
+    let told = desk.refused(&["job", "ls"]);
+    assert!(told.contains("sync_perod") && told.contains("settings.yml"), "{told}");
+    assert!(told.ends_with("hint: correct the file there and run the command again\n"), "{told}");
+}
+
+#[tokio::test]
+async fn a_service_of_another_version_is_named() {
+    let desk = Desk::without_site().await;
+    // A service of the future, as far as this command sees of it.
+    let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = socket.local_addr().unwrap();
+    thread::spawn(move || {
+        use std::io::{BufRead, BufReader, Write};
+        for connection in socket.incoming().flatten() {
+            let mut reader = BufReader::new(connection.try_clone().unwrap());
+            let mut first = String::new();
+            let _ = reader.read_line(&mut first);
+            let mut line = String::new();
+            while reader.read_line(&mut line).is_ok_and(|length| length > 2) {
+                line.clear();
+            }
+            let body = match () {
+                () if first.contains("openapi") => r#"{"info": {"version": "9.9.9"}}"#,
+                () if first.contains("healthz") => "ok",
+                () => r#"{"count": 1, "results": [{"brave": "new world"}]}"#,
+            };
+            let answer = format!(
+                "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
+                body.len()
+            );
+            let _ = (&connection).write_all(answer.as_bytes());
+        }
+    });
+    let credentials = desk.programs.home().join(".copal/client.yml");
+    let text = fs::read_to_string(&credentials).unwrap();
+    fs::write(&credentials, text.replace(desk.service.base(), &format!("http://{address}"))).unwrap();
+    let told = desk.refused(&["site", "ls"]);
+    assert!(
+        told.starts_with(&format!("1\nerror: the answer of http://{address}/sites/ is not understood: ")),
+        "{told}"
+    );
+    assert!(told.contains("\nhint: the service has version 9.9.9: this `copal` is "), "{told}");
+    let output = desk.run(&["doctor", "-o", "json"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stdout).contains("9.9.9") || !output.stdout.is_empty());
+}
+
+#[tokio::test]
+async fn scripts_need_the_sites_own_machine() {
+    let desk = Desk::without_site().await;
+    let far = desk.service.api();
+    let login = [("username", "ann"), ("password", copal_tests::world::PASSWORD)];
+    let token = far.post_form("/auth/password/login", &login).await.ok();
+    far.with_token(token["access_token"].as_str().unwrap()).site("far").await;
+    fs::write(desk.programs.home().join("job.sh"), "echo hi\n").unwrap();
+    assert_eq!(
+        desk.refused(&["job", "submit", "job.sh"]),
+        "2\nerror: this folder is in no Site\nhint: go to a Site's folder, or name one with --site\n"
+    );
+    assert_eq!(
+        desk.refused(&["job", "submit", "job.sh", "--site", "far"]),
+        "1\nerror: /home/far, the folder of the Site far, is not on this machine\nhint: run the command where it is\n"
+    );
+}

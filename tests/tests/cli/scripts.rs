@@ -1,0 +1,70 @@
+//! Existing scripts of Slurm, PBS and the shell run as they are.
+
+use std::fs;
+
+use copal_tests::laptop::Laptop;
+
+#[test]
+fn scripts_find_the_variables_that_they_expect() {
+    let laptop = Laptop::with_site(2);
+    let folder = laptop.site_path().join("my work");
+    fs::create_dir(&folder).unwrap();
+    let write = |name: &str, text: &str| fs::write(folder.join(name), text).unwrap();
+    write(
+        "sweep.sbatch",
+        "#!/bin/bash\n#SBATCH -J sweep\n#SBATCH -a 1-5:2 -n 1\n#SBATCH -o 'logs/%x %2a.out'\n#SBATCH -t 5\n#SBATCH -p gpu\n\
+         #SBATCH --export=MODE=fast\n\
+         echo \"$SLURM_ARRAY_TASK_ID of $SLURM_ARRAY_TASK_COUNT, $SLURM_NTASKS $SLURM_JOB_NAME $MODE $1\"\npwd\n",
+    );
+    write(
+        "job.pbs",
+        "#PBS -N pbsjob\n#PBS -l select=1:ncpus=1,walltime=00:05:00\n#PBS -J 0-1\ncd \"$PBS_O_WORKDIR\"\n\
+         echo \"$PBS_ARRAY_INDEX $PBS_JOBNAME $PBS_NP\" > \"pbs.$PBS_ARRAY_INDEX\"\n",
+    );
+    write("plain.sh", "echo \"plain $# $COPAL_JOB_ID\"; cat < input\n");
+    write("input", "data beside the script\n");
+    write("commands.txt", "echo one\necho 'two'; exit 3\n");
+    let submit = |arguments: &[&str]| {
+        let output = laptop.programs.command("copal").current_dir(&folder).args(arguments).output().unwrap();
+        assert!(output.status.success(), "{}", copal_tests::process::describe(&output));
+        (
+            String::from_utf8_lossy(&output.stdout).trim().to_owned(),
+            String::from_utf8_lossy(&output.stderr).into_owned(),
+        )
+    };
+    let (sweep, told) = submit(&["job", "submit", "sweep.sbatch", "--", "an argument"]);
+    assert_eq!(sweep, "1-3");
+    assert!(told.contains("warning: sweep.sbatch: line 6: --partition has no meaning here"), "{told}");
+    assert_eq!(submit(&["job", "submit", "job.pbs"]).0, "4,5");
+    let (plain, _) = submit(&["job", "submit", "plain.sh", "-w", "plain", "--parent", "1-5"]);
+    assert_eq!(plain, "6");
+    let (commands, _) = submit(&["job", "create", "--commands", "commands.txt", "-w", "c/{index}", "-y"]);
+    assert_eq!(commands, "7,8");
+    laptop.allocation("serial", 10);
+    laptop.site(&["job", "wait", "1-7", "--timeout", "60"]);
+    for task in [1, 3, 5] {
+        let text = fs::read_to_string(folder.join(format!("logs/sweep {task:02}.out"))).unwrap();
+        assert_eq!(text, format!("{task} of 3, 1 sweep fast an argument\n{}\n", folder.display()));
+    }
+    assert_eq!(fs::read_to_string(folder.join("pbs.1")).unwrap(), "1 pbsjob 1\n");
+    assert_eq!(laptop.output("plain"), b"plain 0 6\ndata beside the script\n");
+    assert_eq!(laptop.output("c/1"), b"one\n");
+    laptop.wait_state(8, "FAILED");
+    assert_eq!((laptop.output("c/2"), laptop.show(8)["return_code"].as_i64()), (b"two\n".to_vec(), Some(3)));
+}
+
+#[test]
+fn a_script_that_can_not_be_understood_is_refused_with_its_lines() {
+    let laptop = Laptop::new();
+    laptop.init_site(1);
+    let site = laptop.site_path();
+    fs::write(site.join("bad.sh"), "#SBATCH -n many\n#SBATCH -t 5\n#SBATCH -d afterok:x\necho\n").unwrap();
+    let told = copal_tests::laptop::refused(&laptop.try_site(&["job", "submit", "bad.sh"]), 1);
+    assert!(told.contains("error: bad.sh, line 1: -n many: a number from 1 is wanted\n"), "{told}");
+    assert!(told.contains("error: bad.sh, line 3: -d afterok:x: "), "{told}");
+    fs::write(site.join("apps/Script.yml"), "name: Script\ncommand: echo mine\n").unwrap();
+    fs::write(site.join("good.sh"), "echo\n").unwrap();
+    let told = copal_tests::laptop::refused(&laptop.try_site(&["job", "submit", "good.sh"]), 1);
+    assert!(told.contains("apps/Script.yml is an App of your own"), "{told}");
+    assert!(!site.join("scripts").exists(), "nothing is left of what was refused");
+}
