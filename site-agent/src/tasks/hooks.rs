@@ -16,7 +16,7 @@ use serde_json::json;
 use tokio::{sync::mpsc, task::JoinSet};
 use uuid::Uuid;
 
-use super::{Context, MAX_BACKOFF};
+use super::{Context, MAX_BACKOFF, mend_login};
 use crate::{
     api::Backoff,
     hook::{HookFailure, HookResult, HookRun, hook_for},
@@ -41,6 +41,7 @@ pub async fn run(context: Context) {
             Ok(()) => backoff.reset(),
             Err(error) => {
                 context.board.failure("hooks", &context.api.explain(&error));
+                mend_login(&context, &error).await;
                 let wait = backoff.next_wait();
                 tokio::select! {
                     () = context.stop.cancelled() => {}

@@ -96,7 +96,9 @@ pub async fn run_passes<P: Passes>(context: &Context, mut service: P) {
             }
             Err(error) => {
                 context.board.failure(P::NAME, &describe(context, &error));
-                mend_login(context, &error).await;
+                if let Some(error) = error.downcast_ref() {
+                    mend_login(context, error).await;
+                }
                 backoff.next_wait()
             }
         };
@@ -108,10 +110,12 @@ pub async fn run_passes<P: Passes>(context: &Context, mut service: P) {
     }
 }
 
-/// Gets a new credential where the service does not accept the present one; the next pass uses it.
-async fn mend_login(context: &Context, error: &anyhow::Error) {
-    let refused = error.downcast_ref::<ClientError>().and_then(ClientError::code) == Some(ErrorCode::Unauthenticated);
-    if refused && let Err(error) = context.api.log_in_again().await {
+/// Gets a new credential where an error says that the service does not accept the present one; the next
+/// call uses it.
+pub async fn mend_login(context: &Context, error: &ClientError) {
+    if error.code() == Some(ErrorCode::Unauthenticated)
+        && let Err(error) = context.api.log_in_again().await
+    {
         tracing::warn!("the Site gets no new login: {error}");
     }
 }

@@ -4,7 +4,7 @@
 use copal_client::api::StreamQuery;
 use copal_schemas::event::Change;
 
-use super::{Context, MAX_BACKOFF};
+use super::{Context, MAX_BACKOFF, mend_login};
 use crate::api::Backoff;
 
 /// Follows the stream until the agent stops.
@@ -29,7 +29,10 @@ async fn follow(context: &Context, backoff: &mut Backoff) {
     // From now on, not from the last event: whatever came before is seen by the passes that the connection wakes.
     let mut stream = match context.api.client().stream(&query, None).await {
         Ok(stream) => stream,
-        Err(error) => return context.board.failure("events", &context.api.explain(&error)),
+        Err(error) => {
+            context.board.failure("events", &context.api.explain(&error));
+            return mend_login(context, &error).await;
+        }
     };
     context.board.success("events", "connected");
     context.wakes.all();
