@@ -11,15 +11,55 @@ use std::{
     time::{Duration, Instant},
 };
 
+use nix::sys::{
+    resource::{UsageWho, getrusage},
+    time::TimeVal,
+};
+
+/// A stretch of bare work.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bare {
+    pub(crate) count: usize,
+    pub(crate) time: Duration,
+    /// CPU seconds of the loop and of what it started.
+    pub(crate) cpu_sec: f64,
+}
+
+impl Bare {
+    /// This and another stretch.
+    pub(crate) fn and(self, other: Self) -> Self {
+        Self { count: self.count + other.count, time: self.time + other.time, cpu_sec: self.cpu_sec + other.cpu_sec }
+    }
+
+    pub(crate) fn rate(self) -> f64 {
+        rate(self.count, self.time)
+    }
+
+    /// CPU microseconds a process.
+    pub(crate) fn cpu_us(self) -> f64 {
+        self.cpu_sec * 1e6 / self.count as f64
+    }
+}
+
+/// Seconds of CPU time that this process and its ended children have used.
+fn cpu_sec() -> f64 {
+    let of = |who: UsageWho| {
+        let usage = getrusage(who).expect("usage is always known");
+        let seconds = |time: TimeVal| time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6;
+        seconds(usage.user_time()) + seconds(usage.system_time())
+    };
+    of(UsageWho::RUSAGE_SELF) + of(UsageWho::RUSAGE_CHILDREN)
+}
+
 /// Processes in a second.
 pub(crate) fn rate(count: usize, time: Duration) -> f64 {
     count as f64 / time.as_secs_f64()
 }
 
 /// Calls `run` for 0 to `count`, `at_a_time` calls at a time.
-fn repeat(count: usize, at_a_time: usize, run: impl Fn(usize) + Sync) -> Duration {
+fn repeat(count: usize, at_a_time: usize, run: impl Fn(usize) + Sync) -> Bare {
     let next = AtomicUsize::new(0);
-    let start = Instant::now();
+    let (start, cpu) = (Instant::now(), cpu_sec());
     thread::scope(|scope| {
         for _ in 0..at_a_time {
             scope.spawn(|| {
@@ -33,7 +73,7 @@ fn repeat(count: usize, at_a_time: usize, run: impl Fn(usize) + Sync) -> Duratio
             });
         }
     });
-    start.elapsed()
+    Bare { count, time: start.elapsed(), cpu_sec: cpu_sec() - cpu }
 }
 
 fn end(command: &mut Command) {
@@ -41,17 +81,28 @@ fn end(command: &mut Command) {
     assert!(status.success(), "{command:?}: {status}");
 }
 
-/// A command again and again, its output thrown away.
-pub(crate) fn commands(argv: &[String], folder: &Path, count: usize, at_a_time: usize) -> Duration {
+/// A command again and again, with more variables than this process has, its output thrown away.
+pub(crate) fn commands(
+    argv: &[String],
+    env: &[(String, String)],
+    folder: &Path,
+    count: usize,
+    at_a_time: usize,
+) -> Bare {
     repeat(count, at_a_time, |_| {
         let mut command = Command::new(&argv[0]);
-        command.args(&argv[1..]).current_dir(folder).stdout(Stdio::null()).stderr(Stdio::null());
+        command
+            .args(&argv[1..])
+            .envs(env.iter().cloned())
+            .current_dir(folder)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
         end(&mut command);
     })
 }
 
 /// `/bin/true` in a new folder each, its output in a file there.
-pub(crate) fn with_files(folder: &Path, count: usize, at_a_time: usize) -> Duration {
+pub(crate) fn with_files(folder: &Path, count: usize, at_a_time: usize) -> Bare {
     fs::create_dir_all(folder).expect("a folder for folders");
     repeat(count, at_a_time, |index| {
         let workdir = folder.join(format!("{index:06}"));

@@ -13,6 +13,7 @@ use chrono::{DateTime, NaiveDateTime, Utc};
 use copal_tests::{
     Api,
     process::{Programs, Running, describe, free_port},
+    world::PASSWORD,
 };
 use serde_json::{Value, json};
 
@@ -63,14 +64,15 @@ impl Stage {
         let (server, url) = programs.start_server(free_port(), &[]);
         let output = programs
             .command("copal")
-            .env("COPAL_PASSWORD", "correct horse battery staple")
+            .env("COPAL_PASSWORD", PASSWORD)
             .args(["register", "--url", &url, "--username", "bench"])
             .output()
             .expect("copal starts");
         assert!(output.status.success(), "{}", describe(&output));
-        let client = fs::read_to_string(programs.home().join(".copal/client.yml")).expect("the user is logged in");
-        let token = client.lines().find_map(|line| line.strip_prefix("token:")).expect("a token").trim();
-        let api = Api::new(&url).with_token(token.trim_matches(['"', '\'']));
+        let login = Api::new(&url);
+        let answer =
+            login.post_form("/auth/password/login", &[("username", "bench"), ("password", PASSWORD)]).await.ok();
+        let api = login.with_token(answer["access_token"].as_str().expect("a token"));
         let site = programs.home().join("site");
         let path = site.to_str().expect("a plain path");
         programs.run_ok("copal", &["site", "init", path, "--name", "bench", "--platform", "local", "-y"]);
@@ -197,6 +199,11 @@ impl Split {
         }
     }
 
+    /// All of it.
+    pub(crate) fn total(self) -> f64 {
+        self.server + self.postgres + self.head + self.worker + self.children
+    }
+
     /// Microseconds a Job.
     pub(crate) fn a_job(self, count: usize) -> String {
         let us = |sec: f64| sec * 1e6 / count as f64;
@@ -232,10 +239,20 @@ impl Launcher {
 
 /// The argument list of a process.
 pub(crate) fn arguments(pid: i32) -> Vec<String> {
-    let bytes = fs::read(Path::new("/proc").join(pid.to_string()).join("cmdline")).expect("the process runs");
-    let words = bytes.split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into_owned());
-    let mut words: Vec<String> = words.collect();
-    // Each word ends in a NUL, the last one too.
+    words(pid, "cmdline")
+}
+
+/// The environment with which a process was started.
+pub(crate) fn environment(pid: i32) -> Vec<(String, String)> {
+    let pair = |word: String| word.split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned()));
+    words(pid, "environ").into_iter().filter_map(pair).collect()
+}
+
+/// A file of `/proc` in which each word ends in a NUL; empty when the process has ended.
+fn words(pid: i32, file: &str) -> Vec<String> {
+    let bytes = fs::read(Path::new("/proc").join(pid.to_string()).join(file)).unwrap_or_default();
+    let mut words: Vec<String> =
+        bytes.split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into_owned()).collect();
     words.pop();
     words
 }
