@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{SiteId, StringMap, lenient};
+use crate::{SiteId, StringMap, batch_job::JobMode, lenient};
 
 /// Limits of one queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -233,6 +233,114 @@ impl Default for LoggingSettings {
     }
 }
 
+/// Asks for BatchJobs by itself, as many as the Site's Jobs need. Left out, it does not.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ElasticQueueSettings {
+    /// Seconds between looks.
+    pub service_period: f64,
+    /// Who pays.
+    pub submit_project: String,
+    /// The queue.
+    pub submit_queue: String,
+    /// How launchers run Jobs.
+    pub job_mode: JobMode,
+    /// Only ask for what the scheduler could start now.
+    pub use_backfill: bool,
+    /// Fewest minutes of a BatchJob.
+    pub min_wall_time_min: i32,
+    /// Most minutes of a BatchJob.
+    pub max_wall_time_min: i32,
+    /// Minutes by which a BatchJob is shorter than the backfill window that it is for.
+    pub wall_time_pad_min: i32,
+    /// Fewest nodes of a BatchJob.
+    pub min_num_nodes: i32,
+    /// Most nodes of a BatchJob.
+    pub max_num_nodes: i32,
+    /// Minutes after which a BatchJob that still waits is withdrawn; 0 for never.
+    pub max_queue_wait_time_min: i32,
+    /// Most BatchJobs of the Site that wait at once.
+    pub max_queued_jobs: usize,
+    /// Most BatchJobs that are asked for in an hour, whatever happens.
+    pub max_requests_per_hour: usize,
+}
+
+impl Default for ElasticQueueSettings {
+    fn default() -> Self {
+        Self {
+            service_period: 60.0,
+            submit_project: String::new(),
+            submit_queue: String::new(),
+            job_mode: JobMode::Mpi,
+            use_backfill: true,
+            min_wall_time_min: 35,
+            max_wall_time_min: 360,
+            wall_time_pad_min: 5,
+            min_num_nodes: 1,
+            max_num_nodes: 512,
+            max_queue_wait_time_min: 10,
+            max_queued_jobs: 20,
+            max_requests_per_hour: 30,
+        }
+    }
+}
+
+/// Keeps BatchJobs of one size queued. Left out, it does not.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct QueueMaintainerSettings {
+    /// Seconds between looks.
+    pub service_period: f64,
+    /// Seconds between two BatchJobs, at least.
+    pub submit_period: f64,
+    /// Who pays.
+    pub submit_project: String,
+    /// The queue.
+    pub submit_queue: String,
+    /// How launchers run Jobs.
+    pub job_mode: JobMode,
+    /// How many wait at once.
+    pub num_queued_jobs: usize,
+    /// Nodes of each.
+    pub num_nodes: i32,
+    /// Minutes of each.
+    pub wall_time_min: i32,
+    /// Most BatchJobs that are asked for in an hour, whatever happens.
+    pub max_requests_per_hour: usize,
+}
+
+impl Default for QueueMaintainerSettings {
+    fn default() -> Self {
+        Self {
+            service_period: 60.0,
+            submit_period: 60.0,
+            submit_project: String::new(),
+            submit_queue: String::new(),
+            job_mode: JobMode::Mpi,
+            num_queued_jobs: 5,
+            num_nodes: 1,
+            wall_time_min: 60,
+            max_requests_per_hour: 30,
+        }
+    }
+}
+
+/// Deletes what Apps declare as `cleanup_files` from the workdirs of Jobs that are over.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct FileCleanerSettings {
+    /// Jobs looked at at a time.
+    pub cleanup_batch_size: usize,
+    /// Seconds between looks.
+    pub service_period: f64,
+}
+
+impl Default for FileCleanerSettings {
+    fn default() -> Self {
+        Self { cleanup_batch_size: 180, service_period: 30.0 }
+    }
+}
+
 /// A Site's `settings.yml`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -251,6 +359,15 @@ pub struct Settings {
     /// Staging.
     #[serde(default)]
     pub transfers: TransferSettings,
+    /// BatchJobs by demand; none when left out.
+    #[serde(default)]
+    pub elastic_queue: Option<ElasticQueueSettings>,
+    /// BatchJobs of one size; none when left out.
+    #[serde(default)]
+    pub queue_maintainer: Option<QueueMaintainerSettings>,
+    /// Cleaning of workdirs; none when left out.
+    #[serde(default)]
+    pub file_cleaner: Option<FileCleanerSettings>,
     /// Logs.
     #[serde(default)]
     pub logging: LoggingSettings,

@@ -17,7 +17,10 @@ use crate::{
     logging,
     settings::SettingsFile,
     status::StatusBoard,
-    tasks::{Context, MAX_BACKOFF, Wakes, hooks, queue_sync, site_refresh, spool, wake},
+    tasks::{
+        Context, MAX_BACKOFF, Wakes, elastic_queue, file_cleaner, hooks, queue_maintainer, queue_sync, site_refresh,
+        spool, wake,
+    },
 };
 
 /// How long services may take to end before the agent ends without them. Nothing is lost then: each
@@ -97,6 +100,9 @@ async fn run_services(context: &Context) {
     services.spawn(hooks::run(context.clone()));
     services.spawn(spool::run(context.clone()));
     services.spawn(site_refresh::run(context.clone()));
+    services.spawn(elastic_queue::run(context.clone()));
+    services.spawn(queue_maintainer::run(context.clone()));
+    services.spawn(file_cleaner::run(context.clone()));
     // A service returns only when the agent stops; one that panicked takes the agent down, for a supervisor to restart.
     while let Some(ended) = services.join_next().await {
         if let Err(error) = ended

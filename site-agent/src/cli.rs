@@ -10,7 +10,7 @@ use std::{
 use clap::{Parser, Subcommand};
 use copal_client::SiteDir;
 
-use crate::{agent, check, scheduler::local_run};
+use crate::{agent, check, discover, scheduler::local_run};
 
 /// Works for one Site: submits its BatchJobs, runs its hooks, until SIGTERM or Ctrl-C.
 #[derive(Debug, Parser)]
@@ -31,6 +31,12 @@ struct Args {
 enum Command {
     /// Checks settings, job template and Apps of the Site; changes nothing.
     Check,
+    /// Prints what the scheduler of this machine says about queues and accounts, as lines of a settings.yml.
+    Discover {
+        /// slurm or pbs.
+        #[arg(long, value_name = "PLATFORM")]
+        platform: String,
+    },
     /// Supervises one script of the local scheduler; the agent starts it.
     #[command(hide = true)]
     LocalRun {
@@ -60,12 +66,18 @@ pub fn main() -> ExitCode {
             };
         }
         Some(Command::Check) => site(args.site).and_then(|site| check::run(&site, &mut io::stdout())),
+        Some(Command::Discover { platform }) => ask_scheduler(&platform),
         None => site(args.site).and_then(|site| agent::run(&site)),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(&mut io::stderr(), &error),
     }
+}
+
+fn ask_scheduler(platform: &str) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(discover::run(platform, &mut io::stdout()))
 }
 
 fn fail(out: &mut impl Write, error: &anyhow::Error) -> ExitCode {

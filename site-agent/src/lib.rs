@@ -8,6 +8,7 @@ pub mod agent;
 pub mod api;
 pub mod check;
 pub mod cli;
+pub mod discover;
 pub mod hook;
 pub mod ledger;
 pub mod lock;

@@ -83,6 +83,14 @@ impl StatusBoard {
         self.inner.changed.notify_one();
     }
 
+    /// Why a service does not work at present; `None` while it does, or has not begun.
+    #[must_use]
+    pub fn trouble(&self, service: &str) -> Option<String> {
+        let status = self.lock();
+        let entry = status.services.get(service)?;
+        (entry.failures > 0).then(|| entry.last_error.clone().unwrap_or_default())
+    }
+
     /// Keeps the file up to date until `stop`, and marks it as stopped then.
     pub async fn keep_written(self, stop: CancellationToken) {
         while !stop.is_cancelled() {

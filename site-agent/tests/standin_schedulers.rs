@@ -177,3 +177,43 @@ async fn a_flux_instance() {
         Bed::new("flux", "# flux:").whole_life().await;
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pitfall_001_013_one_question_for_all_and_an_unknown_id_is_only_its_own_matter() {
+    let test = "pitfall_001_013_one_question_for_all_and_an_unknown_id_is_only_its_own_matter";
+    if !inside("pbs", test, &["qsub", "qselect", "qstat", "qdel"]) {
+        return;
+    }
+    let bed = Bed::new("pbs", "#PBS");
+    let known = bed.submit("cp1", "true").await;
+    bed.ended(&known).await;
+    let dropped = Tracked { key: "cp2".into(), id: copal_schemas::batch_job::SchedulerId("777.head".into()) };
+    fs::remove_file(bed.queue.join("calls")).unwrap();
+    let statuses = bed.scheduler.statuses(&[dropped.clone(), known, dropped]).await.unwrap();
+    assert!(matches!(statuses[..], [Status::Absent, Status::Ended(_), Status::Absent]), "{statuses:?}");
+    assert_eq!(fs::read_to_string(bed.queue.join("calls")).unwrap(), "qstat\n");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pitfall_043_044_048_slurm_with_and_without_accounting() {
+    if !inside("slurm", "pitfall_043_044_048_slurm_with_and_without_accounting", &["squeue", "sacct"]) {
+        return;
+    }
+    let bed = Bed::new("slurm", "#SBATCH");
+    let job = |key: &str, id: &str| Tracked { key: key.into(), id: copal_schemas::batch_job::SchedulerId(id.into()) };
+    let (gone, again) = (job("cp1", "41"), job("cp2", "42"));
+    // Another user's job and one of ours that waits again after a preemption; the name is no whole column.
+    let queue = "40|RUNNING|1796034878|1796038478|None|cp1\u{0}x | y\n42|PENDING|N/A|N/A|BeginTime|cp2\n";
+    fs::write(bed.queue.join("squeue.txt"), queue).unwrap();
+    let jobs = [gone.clone(), again.clone()];
+    let without = bed.scheduler.statuses(&jobs).await.unwrap();
+    assert!(matches!(&without[..], [Status::Absent, Status::Queued { .. }]), "{without:?}");
+    // Accounting knows how the first ended; that it says of the second what was before is no news.
+    let history = "41|PREEMPTED|1796034878|1796034938|0:15|cp1\n42|PREEMPTED|1796034878|1796034938|0:15|cp2\n";
+    fs::write(bed.queue.join("sacct.txt"), history).unwrap();
+    let with = bed.scheduler.statuses(&jobs).await.unwrap();
+    let [Status::Ended(ending), Status::Queued { .. }] = &with[..] else { panic!("{with:?}") };
+    // Its own kind of end, at the instant that Slurm says, whatever this machine's zone is.
+    assert_eq!(ending.reason, EndReason::Preempted);
+    assert_eq!(ending.end.unwrap().timestamp(), 1_796_034_938);
+}

@@ -51,6 +51,8 @@ pub struct JobQuery {
     pub last_update_after: Option<Timestamp>,
     /// Changed at this time or before.
     pub last_update_before: Option<Timestamp>,
+    /// Only those where the file cleaner has not been.
+    pub pending_file_cleanup: bool,
     /// Beyond this id: where to go on in a list by ids. Counts, changes and deletions don't heed it.
     pub after_id: Option<JobId>,
     /// `last_update`, `id`, `state` or `workdir`, with `-` before it for descending.
@@ -76,6 +78,7 @@ impl JobQuery {
         pairs.extend(self.workdir_contains.clone().map(|text| ("workdir__contains", text)));
         pairs.extend(self.last_update_after.map(|time| ("last_update_after", time.to_rfc3339())));
         pairs.extend(self.last_update_before.map(|time| ("last_update_before", time.to_rfc3339())));
+        pairs.extend(self.pending_file_cleanup.then(|| ("pending_file_cleanup", "true".into())));
         pairs.extend(self.after_id.map(|id| ("after_id", id.to_string())));
         page_pairs(&mut pairs, self.ordering.as_ref(), self.limit, self.offset);
         pairs

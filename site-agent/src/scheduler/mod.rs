@@ -13,6 +13,7 @@ pub mod reply;
 pub mod slurm;
 
 use std::{
+    collections::BTreeMap,
     fmt,
     path::{Path, PathBuf},
     sync::Arc,
@@ -24,7 +25,8 @@ use copal_schemas::{
     Timestamp,
     batch_job::SchedulerId,
     resources::NodeShape,
-    settings::{SchedulerKind, Settings},
+    settings::{QueueLimits, SchedulerKind, Settings},
+    site::BackfillWindow,
 };
 use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
@@ -54,6 +56,15 @@ pub struct Tracked {
     pub key: String,
     /// The scheduler's id.
     pub id: SchedulerId,
+}
+
+/// What a scheduler says there is, for the settings of a new Site.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Discovered {
+    /// Queues and their limits.
+    pub queues: BTreeMap<String, QueueLimits>,
+    /// Who may pay.
+    pub projects: Vec<String>,
 }
 
 /// What the scheduler says of one job.
@@ -221,5 +232,15 @@ pub async fn node_shape(settings: &Settings) -> Option<NodeShape> {
         SchedulerKind::Flux => flux::node_shape().await,
         // Neither says what a node has in words that are the same everywhere.
         SchedulerKind::Lsf | SchedulerKind::Cobalt => None,
+    }
+}
+
+/// What each queue could start now: idle nodes for as long as the queue allows. A reservation that will need them
+/// sooner is not seen. `None` where the scheduler does not tell.
+pub async fn backfill_windows(settings: &Settings) -> Option<BTreeMap<String, Vec<BackfillWindow>>> {
+    match settings.scheduler.kind {
+        SchedulerKind::Slurm => slurm::backfill_windows().await,
+        SchedulerKind::Pbs => pbs::backfill_windows(&settings.scheduler.allowed_queues).await,
+        SchedulerKind::Local | SchedulerKind::Lsf | SchedulerKind::Cobalt | SchedulerKind::Flux => None,
     }
 }

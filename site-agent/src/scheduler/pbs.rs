@@ -1,16 +1,17 @@
 //! OpenPBS and PBS Pro: argv in, text out; reading the text is `pbs/parse.rs`. Jobs are asked for by
 //! id and in `qstat -f`'s own text form: its JSON is broken by what users put into their environments.
 
+pub mod nodes;
 pub mod parse;
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
-use copal_schemas::{batch_job::SchedulerId, resources::NodeShape};
+use copal_schemas::{batch_job::SchedulerId, resources::NodeShape, settings::QueueLimits, site::BackfillWindow};
 use futures_util::future::{BoxFuture, FutureExt};
 use tokio::sync::Notify;
 
 use super::{
-    Scheduler, SchedulerError, Status, SubmitError, SubmitSpec, Tracked,
+    Discovered, Scheduler, SchedulerError, Status, SubmitError, SubmitSpec, Tracked,
     command::{CommandError, Output, Runner},
 };
 
@@ -92,6 +93,22 @@ fn answer(output: Output, command: &str) -> Result<String, CommandError> {
 /// What one node has, where all nodes of the server are alike.
 pub async fn node_shape() -> Option<NodeShape> {
     parse::node_shape(&RUNNER.run_ok("pbsnodes", &["-a"]).await.ok()?)
+}
+
+/// What each of these queues could start now: nodes without any job, for as long as the queue allows.
+pub async fn backfill_windows(queues: &BTreeMap<String, QueueLimits>) -> Option<BTreeMap<String, Vec<BackfillWindow>>> {
+    let idle = nodes::idle(&RUNNER.run_ok("pbsnodes", &["-a"]).await.ok()?);
+    Some(nodes::windows(idle, queues))
+}
+
+/// Queues with their limits. PBS does not know who may pay.
+///
+/// # Errors
+/// When PBS does not answer.
+pub async fn discover() -> Result<Discovered, SchedulerError> {
+    let queues = RUNNER.run_ok("qstat", &["-Q", "-f"]).await?;
+    let nodes = RUNNER.run_ok("pbsnodes", &["-a"]).await.unwrap_or_default();
+    Ok(Discovered { queues: nodes::queues(&queues, nodes::count(&nodes)), projects: Vec::new() })
 }
 
 impl Scheduler for Pbs {

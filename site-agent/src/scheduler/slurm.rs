@@ -1,15 +1,16 @@
 //! Slurm: argv in, text out; reading the text is `slurm/parse.rs`. Fields are asked for by name and
 //! times as epoch seconds, so that neither a site's defaults nor its time zone matter.
 
+pub mod nodes;
 pub mod parse;
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
-use copal_schemas::{batch_job::SchedulerId, resources::NodeShape};
+use copal_schemas::{batch_job::SchedulerId, resources::NodeShape, site::BackfillWindow};
 use futures_util::future::{BoxFuture, FutureExt};
 use tokio::sync::Notify;
 
-use super::{Scheduler, SchedulerError, Status, SubmitError, SubmitSpec, Tracked, command::Runner};
+use super::{Discovered, Scheduler, SchedulerError, Status, SubmitError, SubmitSpec, Tracked, command::Runner};
 
 /// Clients themselves give up after MessageTimeout (10 s by default) times a few tries.
 const RUNNER: Runner =
@@ -110,6 +111,25 @@ impl Slurm {
 pub async fn node_shape() -> Option<NodeShape> {
     let list = RUNNER.run_ok("sinfo", &["-h", "-N", "-o", "%c|%m|%G"]).await.ok()?;
     parse::node_shape(&list)
+}
+
+/// What each partition could start now.
+pub async fn backfill_windows() -> Option<BTreeMap<String, Vec<BackfillWindow>>> {
+    let list = RUNNER.run_ok("sinfo", &["-h", "-o", nodes::SINFO_FORMAT]).await.ok()?;
+    Some(nodes::windows(&list))
+}
+
+/// Partitions with their limits, and the user's accounts.
+///
+/// # Errors
+/// When Slurm does not answer. Without accounting there are no accounts to tell.
+pub async fn discover() -> Result<Discovered, SchedulerError> {
+    let partitions = RUNNER.run_ok("scontrol", &["show", "partition", "-o"]).await?;
+    let user = nix::unistd::User::from_uid(nix::unistd::getuid()).ok().flatten().map(|user| user.name);
+    let who = format!("user={}", user.unwrap_or_default());
+    let args = ["-n", "-P", "show", "associations", &who, "format=account"];
+    let accounts = RUNNER.run_ok("sacctmgr", &args).await.unwrap_or_default();
+    Ok(Discovered { queues: nodes::partitions(&partitions), projects: nodes::accounts(&accounts) })
 }
 
 impl Scheduler for Slurm {

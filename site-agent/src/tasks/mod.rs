@@ -1,8 +1,12 @@
 //! The agent's services, one file each, and the loop that most of them share: a pass that looks at
 //! everything and may be repeated at will, run when woken and by its period as the fallback.
 
+pub mod elastic_queue;
+pub mod file_cleaner;
 pub mod hooks;
+pub mod queue_maintainer;
 pub mod queue_sync;
+mod requests;
 pub mod site_refresh;
 pub mod spool;
 pub mod wake;
@@ -57,6 +61,9 @@ pub struct Wakes {
     pub hooks: Notify,
     /// The Site's record must be told again.
     pub site: Notify,
+    /// Everything is to be looked at again; else the elastic queue keeps to its period, so that BatchJobs that end
+    /// at once don't call for the next ones.
+    pub elastic_queue: Notify,
     /// A launcher may have left reports.
     pub spool: Notify,
 }
@@ -64,7 +71,7 @@ pub struct Wakes {
 impl Wakes {
     /// Wakes everybody.
     pub fn all(&self) {
-        for bell in [&self.scheduler, &self.hooks, &self.site, &self.spool] {
+        for bell in [&self.scheduler, &self.hooks, &self.site, &self.elastic_queue, &self.spool] {
             bell.notify_one();
         }
     }

@@ -1,15 +1,26 @@
 //! Tells the service what the Site allows and has, at the start, after a change of the settings and
 //! every minute: by `last_refresh` people see that the Site is alive.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use copal_schemas::{resources::NodeShape, settings::Settings, site::SitePatch};
+use chrono::Utc;
+use copal_schemas::{
+    Timestamp,
+    batch_job::{BatchJob, BatchJobState},
+    resources::NodeShape,
+    settings::Settings,
+    site::{QueuedJob, SitePatch},
+};
 
 use super::{Context, Passes, run_passes};
 use crate::scheduler;
 
 /// How often the service is told.
 const PERIOD: Duration = Duration::from_secs(60);
+
+/// States of BatchJobs that are not over.
+pub(super) const OPEN_STATES: &[BatchJobState] =
+    &[BatchJobState::PendingSubmission, BatchJobState::Queued, BatchJobState::Running, BatchJobState::PendingDeletion];
 
 /// Runs until the agent stops.
 pub async fn run(context: Context) {
@@ -35,7 +46,15 @@ impl Passes for SiteRefresh {
                 shape
             }
         };
-        self.context.api.client().update_site(self.context.site.id, &patch(&settings, node_shape)).await?;
+        let client = self.context.api.client();
+        let open = client.list_batch_jobs(&[self.context.site.id], OPEN_STATES).await?;
+        let patch = SitePatch {
+            // Nothing is known where the scheduler does not answer: no hole is promised.
+            backfill_windows: Some(scheduler::backfill_windows(&settings).await.unwrap_or_default()),
+            queued_jobs: Some(queued_jobs(&open, Utc::now())),
+            ..patch(&settings, node_shape)
+        };
+        client.update_site(self.context.site.id, &patch).await?;
         match mistake {
             Some(mistake) => anyhow::bail!(mistake),
             None => Ok(("the service knows the Site's limits".into(), PERIOD)),
@@ -57,4 +76,31 @@ fn patch(settings: &Settings, node_shape: Option<NodeShape>) -> SitePatch {
         node_shape: node_shape.map(Some),
         ..SitePatch::default()
     }
+}
+
+/// The Site's jobs at the scheduler, by its id.
+fn queued_jobs(open: &[BatchJob], now: Timestamp) -> BTreeMap<String, QueuedJob> {
+    let at_scheduler = |state| matches!(state, BatchJobState::Queued | BatchJobState::Running);
+    open.iter()
+        .filter(|batch_job| at_scheduler(batch_job.state))
+        .filter_map(|batch_job| {
+            let id = batch_job.scheduler_id.clone()?;
+            let ran = batch_job.start_time.map_or(0, |start| (now - start).num_minutes().clamp(0, i64::from(i32::MAX)));
+            let job = QueuedJob {
+                scheduler_id: id.clone(),
+                state: batch_job.state,
+                queue: batch_job.queue.clone(),
+                num_nodes: batch_job.num_nodes,
+                wall_time_min: batch_job.wall_time_min,
+                project: batch_job.project.clone(),
+                time_remaining_min: batch_job
+                    .wall_time_min
+                    .saturating_sub(i32::try_from(ran).unwrap_or(i32::MAX))
+                    .max(0),
+                // Since when it waits is not in a BatchJob.
+                queued_time_min: 0,
+            };
+            Some((id.0, job))
+        })
+        .collect()
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Stand-ins for the commands of PBS, LSF, Cobalt and Flux.
+"""Stand-ins for the commands of PBS, LSF, Cobalt and Flux, and for answers of Slurm.
 
 Each runs under the name of the command it stands in for (`qsub`, `bjobs`, …) with the family in
 STANDIN_FAMILY and keeps its queue in the folder STANDIN_QUEUE: a JSON file for each job. Scripts
@@ -271,7 +271,21 @@ def flux(arguments):
         fail(f"no stand-in for flux {command}", 2)
 
 
+# Slurm, which tests really run elsewhere: here only answers that a test wrote down beforehand
+
+
+def recorded(command):
+    def answer(_):
+        path = QUEUE / f"{command}.txt"
+        if not path.exists():
+            fail("Slurm accounting storage is disabled")
+        print(path.read_text(), end="")
+
+    return answer
+
+
 COMMANDS = {
+    "slurm": {command: recorded(command) for command in ("squeue", "sacct")},
     "pbs": {"qsub": qsub_pbs, "qselect": qselect, "qstat": qstat_pbs, "qdel": qdel_pbs},
     "lsf": {"bsub": bsub, "bjobs": bjobs, "bkill": bkill},
     "cobalt": {"qsub": qsub_cobalt, "qstat": qstat_cobalt, "qdel": qdel_cobalt},
@@ -282,4 +296,6 @@ if __name__ == "__main__":
     if (QUEUE / "down").exists():
         fail({"pbs": "Connection refused", "lsf": "LSF is down. Please wait ...", "cobalt": "Failed to connect to queue-manager",
               "flux": "flux: ERROR: unable to connect to Flux: Connection refused"}[FAMILY], 255)
+    with open(QUEUE / "calls", "a", encoding="utf-8") as calls:
+        calls.write(f"{Path(sys.argv[0]).name}\n")
     COMMANDS[FAMILY][Path(sys.argv[0]).name](sys.argv[1:])

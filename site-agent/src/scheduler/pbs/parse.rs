@@ -55,7 +55,10 @@ pub fn qstat(text: &str) -> Vec<Row> {
 
 /// Blocks of `key = value` lines below a heading. The first value of a key counts: a later one may come out of a
 /// user's variable with a line break in it.
-fn blocks<'a>(text: &'a str, heading: impl Fn(&'a str) -> Option<&'a str>) -> Vec<(String, BTreeMap<String, String>)> {
+pub(super) fn blocks<'a>(
+    text: &'a str,
+    heading: impl Fn(&'a str) -> Option<&'a str>,
+) -> Vec<(String, BTreeMap<String, String>)> {
     let mut all: Vec<(String, BTreeMap<String, String>)> = Vec::new();
     let mut last_key = None;
     for line in text.lines() {

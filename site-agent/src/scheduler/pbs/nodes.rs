@@ -1,0 +1,108 @@
+//! Reading what PBS prints about queues and nodes. Pure functions over text.
+
+use std::collections::BTreeMap;
+
+use copal_schemas::{settings::QueueLimits, site::BackfillWindow};
+
+use super::parse::blocks;
+
+/// Stands for no limit of minutes or of BatchJobs: a year, and more than anybody queues.
+const UNLIMITED_MIN: i32 = 525_600;
+const MANY: i32 = 1_000;
+
+fn nodes(text: &str) -> Vec<(String, BTreeMap<String, String>)> {
+    blocks(text, |line| (!line.starts_with(char::is_whitespace) && !line.is_empty()).then(|| line.trim()))
+}
+
+/// How many nodes there are, by `pbsnodes -a`.
+#[must_use]
+pub fn count(text: &str) -> i32 {
+    i32::try_from(nodes(text).len()).unwrap_or(i32::MAX)
+}
+
+/// How many nodes have no job and could take one, by `pbsnodes -a`.
+#[must_use]
+pub fn idle(text: &str) -> i32 {
+    let free = nodes(text).into_iter().filter(|(_, fields)| {
+        fields.get("state").is_some_and(|state| state == "free") && fields.get("jobs").is_none_or(String::is_empty)
+    });
+    i32::try_from(free.count()).unwrap_or(i32::MAX)
+}
+
+/// The idle nodes as a window of each queue. Which nodes a queue may use, PBS does not tell in one form.
+#[must_use]
+pub fn windows(idle: i32, queues: &BTreeMap<String, QueueLimits>) -> BTreeMap<String, Vec<BackfillWindow>> {
+    let window = |limits: &QueueLimits| BackfillWindow {
+        num_nodes: idle.min(limits.max_nodes),
+        wall_time_min: limits.max_walltime,
+    };
+    queues
+        .iter()
+        .map(|(name, limits)| (name.clone(), (idle > 0).then(|| window(limits)).into_iter().collect()))
+        .collect()
+}
+
+/// Queues that take and start jobs, by `qstat -Q -f`; `nodes` is how many there are.
+#[must_use]
+pub fn queues(text: &str, nodes: i32) -> BTreeMap<String, QueueLimits> {
+    blocks(text, |line| line.strip_prefix("Queue: ").map(str::trim))
+        .into_iter()
+        .filter(|(_, fields)| {
+            ["enabled", "started"].iter().all(|flag| fields.get(*flag).is_some_and(|on| on == "True"))
+        })
+        .map(|(name, fields)| {
+            let most = |what: &str| fields.get(&format!("resources_max.{what}"));
+            let limits = QueueLimits {
+                max_nodes: most("nodect").and_then(|count| count.parse().ok()).unwrap_or(nodes.max(1)),
+                max_walltime: most("walltime").and_then(|limit| minutes(limit)).unwrap_or(UNLIMITED_MIN),
+                max_queued_jobs: fields.get("max_queued").and_then(|limit| per_user(limit)).unwrap_or(MANY),
+            };
+            (name, limits)
+        })
+        .collect()
+}
+
+/// `HH:MM:SS`, `MM:SS` or seconds, in whole minutes.
+fn minutes(text: &str) -> Option<i32> {
+    let parts = text.trim().split(':').map(|part| part.parse::<i32>().ok()).collect::<Option<Vec<i32>>>()?;
+    match parts[..] {
+        [hours, minutes, _] => hours.checked_mul(60)?.checked_add(minutes),
+        [minutes, _] => Some(minutes),
+        [seconds] => Some(seconds / 60),
+        _ => None,
+    }
+}
+
+/// The limit for any one user in `[u:PBS_GENERIC=20]`.
+fn per_user(text: &str) -> Option<i32> {
+    let (_, rest) = text.split_once("u:PBS_GENERIC=")?;
+    rest.split(|letter: char| !letter.is_ascii_digit()).next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const QUEUES: &str = "Queue: workq\n    queue_type = Execution\n    total_jobs = 8\n    resources_default.walltime = 00:30:00\n    \
+        enabled = True\n    started = True\n\nQueue: debug\n    queue_type = Execution\n    resources_max.nodect = 2\n    \
+        resources_max.walltime = 01:00:00\n    max_queued = [u:PBS_GENERIC=5]\n    enabled = True\n    started = True\n\n\
+        Queue: closed\n    enabled = False\n    started = False\n\nQueue: stopped\n    enabled = True\n    started = False\n";
+
+    #[test]
+    fn queues_that_are_open_are_found_with_their_limits() {
+        let found = queues(QUEUES, 16);
+        assert_eq!(found.keys().collect::<Vec<_>>(), ["debug", "workq"]);
+        assert_eq!(found["debug"], QueueLimits { max_nodes: 2, max_walltime: 60, max_queued_jobs: 5 });
+        assert_eq!(found["workq"], QueueLimits { max_nodes: 16, max_walltime: UNLIMITED_MIN, max_queued_jobs: MANY });
+    }
+
+    #[test]
+    fn nodes_without_jobs_are_windows() {
+        let recorded = include_str!("../fixtures/pbs/pbsnodes-a.txt");
+        assert_eq!((count(recorded), idle(recorded)), (1, 0));
+        let two = "n1\n     state = free\n     pcpus = 2\nn2\n     state = free\n     jobs = 1.head/0\nn3\n     state = down\n";
+        assert_eq!((count(two), idle(two)), (3, 1));
+        let windows = windows(1, &queues(QUEUES, 3));
+        assert_eq!(windows["debug"], [BackfillWindow { num_nodes: 1, wall_time_min: 60 }]);
+    }
+}

@@ -1,0 +1,130 @@
+//! Reading what Slurm prints about partitions, nodes and accounts. Pure functions over text.
+
+use std::collections::BTreeMap;
+
+use copal_schemas::{settings::QueueLimits, site::BackfillWindow};
+
+/// Fields of `sinfo -h -o`: partition, availability, time limit, nodes, state.
+pub const SINFO_FORMAT: &str = "%R|%a|%l|%D|%t";
+/// Stands for no limit of minutes or of BatchJobs: a year, and more than anybody queues.
+const UNLIMITED_MIN: i32 = 525_600;
+const MANY: i32 = 1_000;
+
+/// Idle nodes of each partition that is up, from `sinfo -h -o` [`SINFO_FORMAT`].
+#[must_use]
+pub fn windows(text: &str) -> BTreeMap<String, Vec<BackfillWindow>> {
+    let mut windows: BTreeMap<String, Vec<BackfillWindow>> = BTreeMap::new();
+    for line in text.lines() {
+        let fields: Vec<&str> = line.split('|').map(str::trim).collect();
+        let [partition, availability, limit, nodes, state] = fields[..] else { continue };
+        let entry = windows.entry(partition.trim_end_matches('*').into()).or_default();
+        // A mark behind the state (`idle*`, `idle~`) says that the node does not answer, is off, or will be.
+        let (Some(wall_time_min), Ok(num_nodes)) = (minutes(limit), nodes.parse()) else { continue };
+        if availability == "up" && state == "idle" && num_nodes > 0 {
+            entry.push(BackfillWindow { num_nodes, wall_time_min });
+        }
+    }
+    windows
+}
+
+/// The limit of a partition: `3`, `02:03`, `1:02:03`, `1-02:03:04`, `UNLIMITED`; `None` for other words.
+#[must_use]
+pub fn minutes(text: &str) -> Option<i32> {
+    if ["unlimited", "infinite"].iter().any(|word| text.eq_ignore_ascii_case(word)) {
+        return Some(UNLIMITED_MIN);
+    }
+    let (days, clock) = match text.split_once('-') {
+        Some((days, clock)) => (days.parse::<i32>().ok()?, clock),
+        None => (0, text),
+    };
+    let parts = clock.split(':').map(|part| part.parse::<i32>().ok()).collect::<Option<Vec<i32>>>()?;
+    let clock = match (parts[..].len(), &parts[..], text.contains('-')) {
+        (3, [hours, minutes, _], _) => hours.checked_mul(60)?.checked_add(*minutes)?,
+        // With days before it the first number is hours.
+        (2, [hours, minutes], true) => hours.checked_mul(60)?.checked_add(*minutes)?,
+        (1, [hours], true) => hours.checked_mul(60)?,
+        (2, [minutes, _], false) | (1, [minutes], false) => *minutes,
+        _ => return None,
+    };
+    days.checked_mul(1_440)?.checked_add(clock).filter(|minutes| *minutes >= 0)
+}
+
+/// Partitions that take jobs, from `scontrol show partition -o`.
+#[must_use]
+pub fn partitions(text: &str) -> BTreeMap<String, QueueLimits> {
+    let queues = text.lines().filter_map(|line| {
+        let fields: BTreeMap<&str, &str> = line.split_whitespace().filter_map(|word| word.split_once('=')).collect();
+        if fields.get("State") != Some(&"UP") || fields.get("RootOnly") == Some(&"YES") {
+            return None;
+        }
+        let nodes: i32 = fields.get("TotalNodes")?.parse().ok()?;
+        let max_nodes =
+            fields.get("MaxNodes").and_then(|most| most.parse().ok()).map_or(nodes, |most: i32| most.min(nodes));
+        let max_walltime = fields.get("MaxTime").and_then(|limit| minutes(limit)).unwrap_or(UNLIMITED_MIN);
+        let limits = QueueLimits { max_nodes, max_walltime, max_queued_jobs: MANY };
+        Some(((*fields.get("PartitionName")?).to_owned(), limits))
+    });
+    queues.collect()
+}
+
+/// Accounts, each once, from `sacctmgr -n -P show associations format=account`.
+#[must_use]
+pub fn accounts(text: &str) -> Vec<String> {
+    let mut accounts: Vec<String> = text
+        .lines()
+        .filter_map(|line| line.split('|').next())
+        .map(str::trim)
+        .filter(|account| !account.is_empty())
+        .map(Into::into)
+        .collect();
+    accounts.sort();
+    accounts.dedup();
+    accounts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pitfall_026_027_limits_in_all_their_forms() {
+        let table = [
+            ("3", Some(3)),
+            ("02:03", Some(2)),
+            ("1:02:03", Some(62)),
+            ("1-02:03:04", Some(1_563)),
+            ("7-00:00:00", Some(10_080)),
+            ("1-12", Some(2_160)),
+            ("UNLIMITED", Some(UNLIMITED_MIN)),
+            ("infinite", Some(UNLIMITED_MIN)),
+            ("NOT_SET", None),
+            ("INVALID", None),
+            ("Partition_Limit", None),
+            ("", None),
+        ];
+        for (text, wanted) in table {
+            assert_eq!(minutes(text), wanted, "{text}");
+        }
+    }
+
+    #[test]
+    fn idle_nodes_are_windows() {
+        let text =
+            "debug|up|2:00:00|1|drain\ndebug|up|2:00:00|2|idle\ndebug|up|2:00:00|1|idle*\nclosed|down|1:00:00|2|idle\n";
+        let windows = windows(text);
+        assert_eq!(windows["debug"], [BackfillWindow { num_nodes: 2, wall_time_min: 120 }]);
+        assert_eq!(windows["closed"], []);
+    }
+
+    #[test]
+    fn partitions_that_are_up_become_queues() {
+        // Recorded, then put on one line each, as -o prints them.
+        let recorded = include_str!("../fixtures/slurm/scontrol-show-partition.txt");
+        let one_line: Vec<String> = recorded.split("\n\n").map(|block| block.replace('\n', " ")).collect();
+        let queues = partitions(&one_line.join("\n"));
+        assert_eq!(queues.keys().collect::<Vec<_>>(), ["debug", "short"]);
+        assert_eq!(queues["debug"], QueueLimits { max_nodes: 4, max_walltime: 120, max_queued_jobs: MANY });
+        assert_eq!(queues["short"], QueueLimits { max_nodes: 2, max_walltime: 5, max_queued_jobs: MANY });
+        assert_eq!(accounts("proj\nroot\nproj\n\n"), ["proj", "root"]);
+    }
+}
