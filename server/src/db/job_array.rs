@@ -139,9 +139,11 @@ struct Statement<'a> {
 impl Statement<'_> {
     fn build(&mut self, edges: &[(Dependency, Option<bool>)]) -> ApiResult<()> {
         let JobArrayCreate { first, last, step, .. } = *self.array;
+        self.sql.push("with array_id as materialized (select nextval('job_array_ids') as id)");
+        // Each has a time of its own: a list by time would have to sort all that have the same by id.
         self.sql
-            .push("with array_id as materialized (select nextval('job_array_ids') as id, clock_timestamp() as now)");
-        self.sql.push(", new as materialized (select nextval('jobs_id_seq') as id, i as index from generate_series(");
+            .push(", new as materialized (select nextval('jobs_id_seq') as id, i as index, clock_timestamp() as at ");
+        self.sql.push("from generate_series(");
         self.sql.push_bind(first).push("::bigint, ").push_bind(last).push("::bigint, ").push_bind(step);
         self.sql.push("::bigint) as i)");
         self.hot()?;
@@ -161,7 +163,7 @@ impl Statement<'_> {
         self.sql.push(
             ", hot as (insert into jobs (id, last_update, owner_id, site_id, app_id, state, priority, num_nodes, \
              ranks_per_node, node_packing_count, wall_time_min, return_code, max_restarts, dependency_failed, \
-             has_transfers, has_parents, tags) select id, (select now from array_id), ",
+             has_transfers, has_parents, tags) select id, at, ",
         );
         let mut values = self.sql.separated(", ");
         values.push_bind(self.scope.owner).push_bind(site_id).push_bind(app_id).push_bind(self.new.state());
@@ -266,7 +268,8 @@ impl Statement<'_> {
         self.sql.push(", logged as (insert into events (job_id, owner_id, site_id, app_id, \"timestamp\", ");
         self.sql.push("from_state, to_state, data) select new.id, ").push_bind(self.scope.owner).push(", ");
         self.sql.push_bind(self.new.app.site_id).push(", ").push_bind(self.new.app.id);
-        self.sql.push(", array_id.now + u.place * interval '1 microsecond', u.from_state, u.to_state, u.data from array_id, new, unnest(");
+        self.sql
+            .push(", new.at + u.place * interval '1 microsecond', u.from_state, u.to_state, u.data from new, unnest(");
         self.sql.push_bind((0..).take(steps.len()).collect::<Vec<i32>>());
         self.sql.push("::int[], ").push_bind(steps.iter().map(|step| step.from).collect::<Vec<_>>());
         self.sql.push("::job_state[], ").push_bind(steps.iter().map(|step| step.to).collect::<Vec<_>>());

@@ -10,6 +10,7 @@
 mod bare;
 mod launcher;
 mod machine;
+mod service;
 mod stage;
 mod table;
 
@@ -27,11 +28,15 @@ struct Cli {
 enum Subject {
     /// The launcher through the real service: throughput, latency, memory, CPU.
     Launcher(launcher::Options),
+    /// The service on a database that it fills itself: rates, latencies, wake-ups.
+    Service(service::Options),
 }
 
 #[tokio::main]
 async fn main() {
-    let Cli { subject: Subject::Launcher(options) } = Cli::parse();
-    let table = launcher::measure(&options).await;
+    let table = match Cli::parse().subject {
+        Subject::Launcher(options) => launcher::measure(&options).await,
+        Subject::Service(options) => service::measure(&options).await,
+    };
     println!("\n{table}");
 }
