@@ -3,6 +3,8 @@
 use std::{
     fs,
     path::{Path, PathBuf},
+    process::Stdio,
+    time::Duration,
 };
 
 use copal_client::{
@@ -16,13 +18,16 @@ use copal_schemas::{
     site::{Site, SiteCreate},
 };
 
-use super::site::details;
+use super::{agent, site::details};
 use crate::{
     context::Context,
     failure::{Failure, Result},
     output::is_interactive,
     prompt,
 };
+
+/// How long the scheduler may take to say what it has.
+const DISCOVER_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(super) async fn init(
     context: Context,
@@ -45,8 +50,8 @@ pub(super) async fn init(
     }
     // The login is checked before anything is made.
     let client = context.client()?;
-    let settings: Settings = serde_saphyr::from_str(&chosen.settings_for(SiteId(0)))
-        .map_err(|error| Failure::new(format!("the platform {} is broken: {error}", chosen.name)))?;
+    let found = discover(context, chosen).await;
+    let settings = settings(chosen, &found)?;
     fs::create_dir_all(&path).map_err(|error| {
         Failure::new(format!("can't make the folder {}: {error}", path.display()))
             .hint("check the path and its permissions")
@@ -60,7 +65,7 @@ pub(super) async fn init(
             return Err(failure);
         }
     };
-    if let Err(failure) = fill(&path, chosen, site.id) {
+    if let Err(failure) = fill(&path, chosen, &found, site.id) {
         clean(&path, existed);
         // Should that fail, too, the first failure is the one to tell.
         let _ = client.delete_site(site.id).await;
@@ -138,20 +143,63 @@ async fn register(client: &Client, name: &str, path: &Path, settings: &Settings)
     })
 }
 
-/// Writes the files of the new Site.
-fn fill(path: &Path, platform: &Platform, id: SiteId) -> Result<()> {
-    let folder = SiteDir::new(path);
-    folder.create_folders()?;
-    let template = path.join(folder_template(platform, id)?);
-    write(&template, platform.job_template)?;
-    // The settings come last: a folder with settings is a Site's.
-    write(&folder.settings_path(), &platform.settings_for(id))
+/// What the machine's scheduler says about queues and accounts, as lines of `settings.yml`; empty where it says nothing.
+/// The settings of a named machine hold that already.
+async fn discover(context: Context, platform: &Platform) -> String {
+    if !matches!(platform.name, "slurm" | "pbs") {
+        return String::new();
+    }
+    match ask_scheduler(platform.name).await {
+        Ok(lines) => lines,
+        Err(failure) => {
+            let what = failure.lines();
+            context
+                .out
+                .talk(&format!("Queues and accounts could not be found out, so settings.yml names none: {what}"));
+            String::new()
+        }
+    }
 }
 
-fn folder_template(platform: &Platform, id: SiteId) -> Result<String> {
-    let settings: Settings = serde_saphyr::from_str(&platform.settings_for(id))
-        .map_err(|error| Failure::new(format!("the platform {} is broken: {error}", platform.name)))?;
-    Ok(settings.scheduler.job_template_path)
+async fn ask_scheduler(platform: &str) -> Result<String> {
+    let mut command = tokio::process::Command::new(agent::sibling("copal-agent")?);
+    command.args(["discover", "--platform", platform]);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    let output = tokio::time::timeout(DISCOVER_TIMEOUT, command.output())
+        .await
+        .map_err(|_| Failure::new(format!("{platform} did not answer within {} s", DISCOVER_TIMEOUT.as_secs())))??;
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    if output.status.success() {
+        return Ok(out.into_owned());
+    }
+    Err(Failure::new(err.trim().trim_start_matches("error: ")))
+}
+
+/// `settings.yml` of a platform with what was found out in the place of the lines that it ships empty.
+fn settings_text(platform: &Platform, found: &str, id: SiteId) -> String {
+    let mut text = platform.settings_for(id);
+    for line in found.lines() {
+        let Some((key, _)) = line.split_once(':') else { continue };
+        for empty in ["[]", "{}"] {
+            text = text.replacen(&format!("\n{key}: {empty}\n"), &format!("\n{line}\n"), 1);
+        }
+    }
+    text
+}
+
+fn settings(platform: &Platform, found: &str) -> Result<Settings> {
+    serde_saphyr::from_str(&settings_text(platform, found, SiteId(0)))
+        .map_err(|error| Failure::new(format!("the platform {} is broken: {error}", platform.name)))
+}
+
+/// Writes the files of the new Site.
+fn fill(path: &Path, platform: &Platform, found: &str, id: SiteId) -> Result<()> {
+    let folder = SiteDir::new(path);
+    folder.create_folders()?;
+    let template = path.join(settings(platform, found)?.scheduler.job_template_path);
+    write(&template, platform.job_template)?;
+    // The settings come last: a folder with settings is a Site's.
+    write(&folder.settings_path(), &settings_text(platform, found, id))
 }
 
 fn write(path: &Path, text: &str) -> Result<()> {
@@ -194,12 +242,22 @@ mod tests {
         let parent = tempfile::tempdir().unwrap();
         let path = parent.path().join("site");
         fs::create_dir(&path).unwrap();
-        fill(&path, platform("local").unwrap(), SiteId(7)).unwrap();
+        fill(&path, platform("local").unwrap(), "", SiteId(7)).unwrap();
         assert_eq!(SiteDir::new(&path).settings().unwrap().site_id, SiteId(7));
         assert!(check_folder(&path).unwrap_err().lines().contains("already"));
         clean(&path, true);
         assert!(check_folder(&path).unwrap());
         clean(&path, false);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn what_the_scheduler_says_takes_the_place_of_empty_lines() {
+        let found = "  allowed_projects: [\"proj\"]\n  allowed_queues: {\"debug\":{\"max_nodes\":4,\"max_walltime\":60,\"max_queued_jobs\":2}}\n";
+        for name in ["slurm", "pbs"] {
+            let scheduler = settings(platform(name).unwrap(), found).unwrap().scheduler;
+            assert_eq!(scheduler.allowed_projects, ["proj"], "{name}");
+            assert_eq!(scheduler.allowed_queues["debug"].max_nodes, 4, "{name}");
+        }
     }
 }
