@@ -11,6 +11,7 @@ pub mod hardware;
 pub mod hostlist;
 pub mod login;
 pub mod logs;
+pub mod memory;
 pub mod mode;
 pub mod mpi;
 pub mod nodes;

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use copal_launcher::{
     args::{Cli, Command},
-    logs, partition, pilot, worker,
+    logs, memory, partition, pilot, worker,
 };
 use tracing::error;
 
@@ -16,7 +16,10 @@ fn main() -> ExitCode {
             logs::init(None, "info");
             worker::run(args)
         }
-        None if cli.pilot.partitions.is_empty() => pilot::run(&cli.pilot),
+        None if cli.pilot.partitions.is_empty() => {
+            memory::keep_small();
+            pilot::run(&cli.pilot)
+        }
         None => partition::run(&cli.pilot),
     };
     match result {
