@@ -360,7 +360,7 @@ mod tests {
         assert_eq!(codes(&plain, &[running()]), [WhyCode::Order]);
         assert_eq!(codes(&plain, &[Allocation { has_launcher: false, ..running() }]), [WhyCode::NoLauncher]);
         let tagged = Allocation { tags: [("a".to_owned(), "b".to_owned())].into(), ..running() };
-        assert_eq!(codes(&plain, &[tagged.clone()]), [WhyCode::Tags]);
+        assert_eq!(codes(&plain, std::slice::from_ref(&tagged)), [WhyCode::Tags]);
         assert_eq!(codes(&job(serde_json::json!({"tags": {"a": "b"}})), &[tagged]), [WhyCode::Order]);
         assert_eq!(codes(&job(serde_json::json!({"num_nodes": 3})), &[running()]), [WhyCode::Nodes]);
         let serial = Allocation { mode: JobMode::Serial, ..running() };
