@@ -5,7 +5,6 @@ use std::{
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::{Command, Output},
-    sync::atomic::{AtomicU32, Ordering},
     time::Duration,
 };
 
@@ -35,15 +34,20 @@ struct Bed {
     cpus: u32,
 }
 
+/// The first of the ports that a bed takes: it, one for each node, and the thousandth. Below the range
+/// from which the system gives ports to connections, which come and go at any time.
+fn free_block() -> u16 {
+    let is_free = |port: u16| std::net::TcpListener::bind(("127.0.0.1", port)).is_ok();
+    let blocks = (11..32u16).map(|thousand| thousand * 1_000);
+    let first = blocks.into_iter().find(|first| (0..5).chain([999]).all(|offset| is_free(first + offset)));
+    first.expect("a block of free ports below 32000")
+}
+
 impl Bed {
     fn up(cpus: u32) -> Self {
         // Slurm's sockets are in it, and their paths must be short.
         let folder = tempfile::Builder::new().prefix("copal-slurm-").tempdir_in("/tmp").expect("a temporary folder");
-        // It takes a thousand ports from the first on; tests of one machine keep out of each other's way by their
-        // pid, and within one process by their number.
-        static BEDS: AtomicU32 = AtomicU32::new(0);
-        let number = std::process::id() + 13 * BEDS.fetch_add(1, Ordering::Relaxed);
-        let port = 20_000 + u16::try_from(number % 40).expect("less than 40") * 1_000;
+        let port = free_block();
         let bed = Self { folder, port, cpus };
         let output = bed.script("up", &["4"]);
         assert!(output.status.success(), "tests/slurm-cluster up: {}", describe(&output));
