@@ -26,7 +26,8 @@ pub enum Command {
     /// Make a new key that signs tokens. Running services take it up within seconds.
     #[command(after_help = "Keys rotate by themselves every month. Example: copal-server rotate-keys --retire-all")]
     RotateKeys {
-        /// Refuse all tokens that exist, as after a leak: everybody logs in again.
+        /// Refuse all access tokens that exist, as after a leak. Logins that renew themselves get new ones; end those
+        /// with `POST /auth/revoke` or `DELETE /auth/logins/{id}`.
         #[arg(long)]
         retire_all: bool,
     },

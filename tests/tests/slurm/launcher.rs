@@ -194,7 +194,8 @@ fn eight_long_jobs(cluster: &Cluster, odd: &str) -> (Vec<i64>, i64) {
 
 fn pitfall_093_a_killed_launcher_leaves_nothing_on_any_node(cluster: &Cluster, odd: &str) {
     let (jobs, allocation) = eight_long_jobs(cluster, odd);
-    let launchers = processes(&format!("--batch-job-id {allocation} "));
+    // Other tests of this machine have BatchJobs of the same number, at other Sites.
+    let launchers = processes(&format!("{} --batch-job-id {allocation} ", cluster.site_path().display()));
     assert_eq!(launchers.len(), 1, "{launchers:?}");
     kill(launchers[0].0, Signal::SIGKILL).unwrap();
     wait_blocking("nothing to be left", LIMIT, || match processes(odd) {

@@ -148,6 +148,8 @@ impl Stage {
             if finished >= count {
                 return;
             }
+            let failed = self.count("FAILED").await;
+            assert!(failed == 0, "{failed} of {count} Jobs failed; {}", self.launcher_log());
             assert!(
                 start.elapsed() < Duration::from_secs(1_800),
                 "{finished} of {count} Jobs; {}",

@@ -129,12 +129,11 @@ fn credentials(context: Context, checks: &mut Vec<Check>) -> Option<Client> {
         }
     };
     if let Ok(known) = Credentials::load() {
-        let found = format!(
-            "{} at {}, token lapses {}",
-            known.username,
-            known.api_root,
-            context.clock.both(known.token_expiry)
-        );
+        let token = match known.refresh_token {
+            Some(_) => "token renews itself".to_owned(),
+            None => format!("token lapses {}", context.clock.both(known.token_expiry)),
+        };
+        let found = format!("{} at {}, {token}", known.username, known.api_root);
         let lapses_soon =
             known.refresh_token.is_none() && known.token_expiry - context.clock.now < TimeDelta::hours(24);
         checks.push(match lapses_soon {
