@@ -5,6 +5,7 @@
 use std::{
     collections::VecDeque,
     path::PathBuf,
+    sync::atomic::{AtomicU64, Ordering},
     time::{Duration, Instant},
 };
 
@@ -17,7 +18,10 @@ use copal_schemas::{
     problem::ErrorCode,
     session::{JobUpdate, Rejection, Updates},
 };
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::{
+    mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
+    watch,
+};
 use tracing::{error, info, warn};
 use uuid::Uuid;
 
@@ -48,6 +52,8 @@ enum Message {
 #[derive(Debug)]
 pub struct Reporter {
     updates: UnboundedSender<Message>,
+    pushed: AtomicU64,
+    delivered: watch::Receiver<u64>,
     task: tokio::task::JoinHandle<usize>,
 }
 
@@ -62,6 +68,7 @@ impl Reporter {
         verdicts: UnboundedSender<Verdict>,
     ) -> Self {
         let (updates, messages) = unbounded_channel();
+        let (delivered, watched) = watch::channel(0);
         let sender = Sender {
             client,
             header,
@@ -69,6 +76,7 @@ impl Reporter {
             contact,
             verdicts,
             messages,
+            delivered,
             pending: VecDeque::new(),
             sealed: VecDeque::new(),
             spooled: 0,
@@ -76,11 +84,18 @@ impl Reporter {
             deadline: None,
             is_closed: false,
         };
-        Self { updates, task: tokio::spawn(sender.run()) }
+        Self { updates, pushed: AtomicU64::new(0), delivered: watched, task: tokio::spawn(sender.run()) }
+    }
+
+    /// Waits until the service has everything that was reported before this call, or the Session is gone.
+    pub fn caught_up(&self) -> impl Future<Output = ()> + Send + 'static {
+        let (goal, mut delivered) = (self.pushed.load(Ordering::Relaxed), self.delivered.clone());
+        async move { drop(delivered.wait_for(|count| *count >= goal).await) }
     }
 
     /// Reports one change. Changes of one Job arrive in the order of the calls.
     pub fn push(&self, update: JobUpdate) {
+        self.pushed.fetch_add(1, Ordering::Relaxed);
         // The task ends only when told to, or when the Session is gone and nothing counts any more.
         drop(self.updates.send(Message::Update(Box::new(update))));
     }
@@ -99,6 +114,8 @@ struct Sender {
     contact: Contact,
     verdicts: UnboundedSender<Verdict>,
     messages: UnboundedReceiver<Message>,
+    /// How many updates the service has, or does not understand.
+    delivered: watch::Sender<u64>,
     /// Not in a batch yet.
     pending: VecDeque<JobUpdate>,
     /// In a batch with its key, so sent or perhaps sent: never changed again.
@@ -223,7 +240,8 @@ impl Sender {
 
     /// The first batch has reached the service.
     fn delivered(&mut self) {
-        self.sealed.pop_front();
+        let count = self.sealed.pop_front().map_or(0, |batch| batch.updates.len() as u64);
+        self.delivered.send_modify(|delivered| *delivered += count);
         self.spooled = self.spooled.saturating_sub(1);
         if self.sealed.is_empty()
             && let Some(file) = self.file.take()
@@ -287,6 +305,7 @@ impl Sender {
         if updates.len() <= 1 {
             let job = updates.first().map(|update| update.job_id.0);
             error!(job.id = job, error = %chain(error), "the service does not understand an update; it is dropped");
+            self.delivered.send_modify(|delivered| *delivered += 1);
             return;
         }
         let second = updates.split_off(updates.len() / 2);

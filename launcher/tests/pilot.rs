@@ -121,6 +121,31 @@ fn jobs_in_an_answer_that_is_lost_are_found_again() {
 }
 
 #[test]
+fn jobs_that_began_and_ended_while_the_service_was_away_run_once() {
+    let service = Service::start(QUICK);
+    (1..=8).for_each(|id| service.job(id, &format!("{GATED}; echo run >> runs")));
+    let mut launcher = service.launch(SERIAL);
+    service.wait_for(1, "RUNNING");
+    service.mood(Mood::Away);
+    std::fs::write(service.path("site/gate"), "").unwrap();
+    // The end of a Job that the service holds to be waiting is in the spool with the others.
+    let ended = || {
+        let files = spool::list(&service.path("site/spool")).unwrap_or_default();
+        let batches = files.iter().filter_map(|file| spool::read(file).ok()).flat_map(|file| file.batches);
+        batches.flat_map(|batch| batch.updates).filter(|update| update.return_code == Some(0)).count()
+    };
+    wait_until(|| ended() >= 2, "two ends in the spool");
+    service.mood(Mood::Well);
+    for id in 1..=8 {
+        service.wait_for(id, "RUN_DONE");
+    }
+    assert_eq!(launcher.wait(), Some(0));
+    for id in 1..=8 {
+        assert_eq!(std::fs::read_to_string(service.path(&format!("site/data/job/{id}/runs"))).unwrap(), "run\n");
+    }
+}
+
+#[test]
 fn pitfall_108_one_bad_row_does_not_block_the_others() {
     let service = Service::start(QUICK);
     service.set(|state| state.poison = Some(3));
