@@ -70,7 +70,7 @@ fn a_killed_service_loses_no_job_and_none_runs_twice() {
     }
     for index in 0..jobs.len() {
         let trace = fs::read_to_string(laptop.site_path().join(format!("data/traced/{index}/trace"))).unwrap();
-        assert_eq!(trace.lines().count(), 2, "job {index} ran twice: {trace}");
+        assert_eq!(trace.lines().count(), 2, "job {index} did not run once: {trace}");
     }
 }
 
