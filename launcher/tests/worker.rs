@@ -94,10 +94,13 @@ fn followers_start_without_asking_and_can_be_called_back() {
 #[test]
 fn a_withdrawn_follower_never_runs() {
     let mut head = Head::start();
-    head.run(task(1, &head.folder("a"), direct(&["sleep", "600"])));
+    let folder = head.folder("a");
+    head.run(task(1, &folder, shell(&format!("echo up > {folder}/up; exec sleep 600"))));
     head.tell(&ToWorker::Follow(vec![task(2, &head.folder("b"), direct(&["true"]))]));
     head.kill(&[2], Cause::Cancelled, 1.0);
     let ended = head.end_of(2);
+    // What is killed before it started is withdrawn, too.
+    support::wait_for_file(&format!("{folder}/up"));
     assert_eq!((ended.outcome, ended.slot, ended.cause), (Outcome::Withdrawn, None, Some(Cause::Cancelled)));
     head.kill(&[1], Cause::EndOfTime, 1.0);
     assert_eq!(head.end_of(1).outcome, Outcome::Signaled(libc::SIGTERM));
