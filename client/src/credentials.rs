@@ -176,7 +176,10 @@ impl Credentials {
 }
 
 /// Reads a file with secrets, unless others can read it too.
-pub(crate) fn read_private<T: DeserializeOwned>(path: &Path) -> Result<T, CredentialsError> {
+///
+/// # Errors
+/// When it is missing, when others can read it, when it is not what it should be.
+pub fn read_private<T: DeserializeOwned>(path: &Path) -> Result<T, CredentialsError> {
     let meta = match fs::metadata(path) {
         Ok(meta) => meta,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(CredentialsError::Missing(path.into())),

@@ -207,15 +207,44 @@ pub struct TransferSettings {
     /// Where Jobs may stage from and to: alias to URL.
     #[serde(deserialize_with = "lenient::string_map")]
     pub transfer_locations: StringMap,
-    /// Transfers that run at the same time.
+    /// Batches of transfers that run at the same time.
     pub max_concurrent_transfers: usize,
+    /// Transfers of one batch at most.
+    pub num_items_query_limit: usize,
     /// Seconds between looks for work when no event asks for one sooner.
     pub service_period: f64,
+    /// Seconds before the first new try of a transfer that failed for a reason that may pass; doubled for each further one.
+    pub retry_wait_sec: f64,
+    /// Tries after the first one for reasons that pass by themselves, such as a cut network.
+    pub max_retries: u32,
+    /// Seconds in which nothing moves, after which a transfer counts as cut.
+    pub stall_timeout_sec: f64,
+    /// Whether copies of adapters that don't check by themselves are read again and compared.
+    pub checksum: bool,
+    /// Tokens, keys and passwords of locations: a file relative to the Site's folder, mode 0600, of the form
+    /// `ALIAS: {NAME: VALUE}`.
+    pub credentials_file: Option<String>,
+    /// Arguments for ssh, such as `["-i", "/home/ann/.ssh/staging"]`.
+    pub ssh_options: Vec<String>,
+    /// The Globus collection in which the Site's folder is.
+    pub globus_endpoint_id: Option<String>,
 }
 
 impl Default for TransferSettings {
     fn default() -> Self {
-        Self { transfer_locations: StringMap::new(), max_concurrent_transfers: 5, service_period: 5.0 }
+        Self {
+            transfer_locations: StringMap::new(),
+            max_concurrent_transfers: 5,
+            num_items_query_limit: 5_000,
+            service_period: 5.0,
+            retry_wait_sec: 2.0,
+            max_retries: 20,
+            stall_timeout_sec: 60.0,
+            checksum: true,
+            credentials_file: None,
+            ssh_options: Vec::new(),
+            globus_endpoint_id: None,
+        }
     }
 }
 

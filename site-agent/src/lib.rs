@@ -19,5 +19,6 @@ pub mod records;
 pub mod scheduler;
 pub mod script;
 pub mod settings;
+pub mod staging;
 pub mod status;
 pub mod tasks;
