@@ -16,7 +16,7 @@ use copal_client::{
 use copal_schemas::{
     JobId, SessionId,
     problem::ErrorCode,
-    session::{JobUpdate, Rejection, Updates},
+    session::{JobUpdate, Rejection, Release, Updates},
 };
 use tokio::sync::{
     mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
@@ -29,10 +29,13 @@ use crate::session::{Backoff, Contact, chain, is_ended};
 
 /// The most updates of one call. Larger ones stall the others at the service.
 const MAX_BATCH: usize = 500;
-/// The least time between two calls when the last one had much to say.
-const BUSY_GAP: Duration = Duration::from_millis(10);
-/// How many updates are much.
-const BUSY: usize = 6;
+/// The least time between two calls for each update of the first: a call costs the service as much as
+/// some dozens of updates.
+const GAP_PER_UPDATE: Duration = Duration::from_millis(1);
+/// No update waits longer than this for others.
+const MAX_GAP: Duration = Duration::from_millis(50);
+/// So few updates are followed at once: little happens.
+const FEW: u32 = 5;
 
 /// What the service made of reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,6 +48,7 @@ pub enum Verdict {
 
 enum Message {
     Update(Box<JobUpdate>),
+    Release(Release),
     Finish(Instant),
 }
 
@@ -78,6 +82,7 @@ impl Reporter {
             messages,
             delivered,
             pending: VecDeque::new(),
+            given_back: Vec::new(),
             sealed: VecDeque::new(),
             spooled: 0,
             file: None,
@@ -100,10 +105,24 @@ impl Reporter {
         drop(self.updates.send(Message::Update(Box::new(update))));
     }
 
+    /// Gives a Job back, after all changes that were reported before.
+    pub fn release(&self, release: Release) {
+        drop(self.updates.send(Message::Release(release)));
+    }
+
     /// Sends what is left, until `deadline`; the rest stays in the spool. Says how many updates that is.
     pub async fn finish(self, deadline: Instant) -> usize {
         drop(self.updates.send(Message::Finish(deadline)));
         self.task.await.unwrap_or_default()
+    }
+}
+
+/// How long the next call waits for more to say, from the start of one with so many updates.
+fn gap(updates: usize) -> Duration {
+    match u32::try_from(updates) {
+        Ok(updates) if updates <= FEW => Duration::ZERO,
+        Ok(updates) => (GAP_PER_UPDATE * updates).min(MAX_GAP),
+        Err(_) => MAX_GAP,
     }
 }
 
@@ -118,6 +137,8 @@ struct Sender {
     delivered: watch::Sender<u64>,
     /// Not in a batch yet.
     pending: VecDeque<JobUpdate>,
+    /// Jobs to give back, not in a batch yet.
+    given_back: Vec<Release>,
     /// In a batch with its key, so sent or perhaps sent: never changed again.
     sealed: VecDeque<Updates>,
     /// How many of the sealed are in the spool file, from the front.
@@ -132,10 +153,10 @@ impl Sender {
     /// Returns how many updates were left to the spool.
     async fn run(mut self) -> usize {
         let mut backoff = Backoff::default();
-        let (mut last, mut was_busy) = (Instant::now(), false);
+        let mut next = Instant::now();
         loop {
             self.take_messages();
-            if self.pending.is_empty() && self.sealed.is_empty() {
+            if self.pending.is_empty() && self.given_back.is_empty() && self.sealed.is_empty() {
                 if self.is_closed {
                     return 0;
                 }
@@ -145,16 +166,15 @@ impl Sender {
                 }
                 continue;
             }
-            if was_busy && self.sealed.is_empty() && !self.is_closed {
-                tokio::time::sleep_until((last + BUSY_GAP).into()).await;
+            if self.sealed.is_empty() && !self.is_closed && next > Instant::now() {
+                tokio::time::sleep_until(next.into()).await;
                 self.take_messages();
             }
             if self.sealed.is_empty() {
                 self.seal();
             }
             let Some(batch) = self.sealed.front().cloned() else { continue };
-            last = Instant::now();
-            was_busy = batch.updates.len() >= BUSY;
+            next = Instant::now() + gap(batch.updates.len());
             match self.send(&batch).await {
                 Ok(()) => {
                     backoff.reset();
@@ -216,6 +236,7 @@ impl Sender {
     fn take(&mut self, message: Message) {
         match message {
             Message::Update(update) => self.pending.push_back(*update),
+            Message::Release(release) => self.given_back.push(release),
             Message::Finish(deadline) => {
                 self.deadline = Some(deadline);
                 self.is_closed = true;
@@ -234,7 +255,12 @@ impl Sender {
         while !self.pending.is_empty() {
             let count = self.pending.len().min(MAX_BATCH);
             let updates = self.pending.drain(..count).collect();
-            self.sealed.push_back(Updates { batch_key: Uuid::new_v4(), updates });
+            self.sealed.push_back(Updates { batch_key: Uuid::new_v4(), updates, release: Vec::new() });
+        }
+        while !self.given_back.is_empty() {
+            let count = self.given_back.len().min(MAX_BATCH);
+            let release = self.given_back.drain(..count).collect();
+            self.sealed.push_back(Updates { batch_key: Uuid::new_v4(), updates: Vec::new(), release });
         }
     }
 
@@ -305,12 +331,12 @@ impl Sender {
         if updates.len() <= 1 {
             let job = updates.first().map(|update| update.job_id.0);
             error!(job.id = job, error = %chain(error), "the service does not understand an update; it is dropped");
-            self.delivered.send_modify(|delivered| *delivered += 1);
+            self.delivered.send_modify(|delivered| *delivered += updates.len() as u64);
             return;
         }
         let second = updates.split_off(updates.len() / 2);
         for updates in [second, updates] {
-            self.sealed.push_front(Updates { batch_key: Uuid::new_v4(), updates });
+            self.sealed.push_front(Updates { batch_key: Uuid::new_v4(), updates, release: Vec::new() });
         }
     }
 
@@ -332,5 +358,18 @@ impl Sender {
         let file = self.file.as_ref().map(|file| file.path().display().to_string()).unwrap_or_default();
         warn!(updates = left, file, "the service is away; the agent delivers these results later");
         left
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_next_call_waits_only_where_much_happens() {
+        assert_eq!(gap(1), Duration::ZERO);
+        assert_eq!(gap(20), Duration::from_millis(20));
+        assert_eq!(gap(MAX_BATCH), MAX_GAP);
+        assert_eq!(gap(usize::MAX), MAX_GAP);
     }
 }
