@@ -1,6 +1,8 @@
 //! Apps of a Site: reading `apps/<name>.yml`, filling in parameters, rendering the command.
 //! The types of the file are in `copal_schemas::app_file`.
 
+mod rules;
+
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
@@ -8,8 +10,8 @@ use std::{
 
 use copal_schemas::{
     SiteId, StringMap,
-    app::{AppCreate, AppParameter, is_identifier},
-    app_file::{AppFile, ParameterSpec},
+    app::{self, AppCreate, AppParameter, is_identifier},
+    app_file::{AppFile, Hooks, OutputMode, ParameterSpec},
 };
 use handlebars::{Handlebars, RenderError, RenderErrorReason};
 
@@ -29,10 +31,12 @@ pub enum AppError {
     #[error(transparent)]
     File(#[from] FileError),
     /// A field has a value that can't be.
-    #[error("{path}: {field}: {message}")]
+    #[error("{path}: {}{field}: {message}", line.map(|line| format!("line {line}: ")).unwrap_or_default())]
     Field {
         /// The file.
         path: PathBuf,
+        /// The line of the field, or of the nearest one around it.
+        line: Option<u64>,
         /// The field.
         field: String,
         /// What is wrong and the remedy.
@@ -57,12 +61,6 @@ pub enum AppError {
     },
 }
 
-/// Names that handlebars takes for its own helpers, so that `{{name}}` would not be the parameter.
-const TEMPLATE_WORDS: &[&str] = &[
-    "if", "unless", "each", "with", "lookup", "raw", "log", "eq", "ne", "gt", "gte", "lt", "lte", "and", "or", "not",
-    "len", "this", "else",
-];
-
 impl App {
     /// Reads and checks one App file.
     ///
@@ -70,7 +68,12 @@ impl App {
     /// [`AppError`] that names file, line and field.
     pub fn load(path: &Path) -> Result<Self, AppError> {
         let spec: AppFile = yaml::read(path)?;
-        let field = |field: &str, message: String| AppError::Field { path: path.into(), field: field.into(), message };
+        let field = |field: &str, message: String| AppError::Field {
+            path: path.into(),
+            line: yaml::line_of(path, field),
+            field: field.into(),
+            message,
+        };
         if !is_identifier(&spec.name) {
             return Err(field("name", format!("{:?} is not an identifier (letters, digits, _)", spec.name)));
         }
@@ -85,35 +88,7 @@ impl App {
     /// # Errors
     /// The field and what is wrong with it.
     pub fn new(spec: AppFile) -> Result<Self, (String, String)> {
-        for (name, parameter) in &spec.parameters {
-            if !is_identifier(name) {
-                return Err((
-                    format!("parameters.{name}"),
-                    "the name is not an identifier (letters, digits, _)".into(),
-                ));
-            }
-            if TEMPLATE_WORDS.contains(&name.as_str()) {
-                return Err((
-                    format!("parameters.{name}"),
-                    "the name is a word of the template language; rename it".into(),
-                ));
-            }
-            let default = parameter.default.as_deref();
-            if parameter.required == Some(true) && default.is_some_and(|default| !default.is_empty()) {
-                let message = "a required parameter has no default; drop one of the two".into();
-                return Err((format!("parameters.{name}"), message));
-            }
-            if let Some(default) = default
-                && !parameter.choices.is_empty()
-                && !parameter.choices.iter().any(|choice| choice == default)
-            {
-                let message = format!("{default:?} is not among its choices: {}", parameter.choices.join(", "));
-                return Err((format!("parameters.{name}.default"), message));
-            }
-        }
-        if spec.max_restarts.is_some_and(|restarts| restarts < 0) {
-            return Err(("max_restarts".into(), "a negative number of restarts makes no sense".into()));
-        }
+        rules::check(&spec)?;
         let mut commands = Handlebars::new();
         commands.set_strict_mode(true);
         commands.register_escape_fn(quote);
@@ -122,9 +97,40 @@ impl App {
             .map_err(|error| ("command".into(), error.to_string()))?;
         let app = Self { spec, commands };
         // A variable that is no parameter is a mistake of the file, not of a Job: find it now.
-        let probe = app.spec.parameters.keys().map(|name| (name.clone(), "x".into())).collect::<StringMap>();
-        app.commands.render("command", &probe).map_err(|error| ("command".into(), unknown_variable(&error)))?;
+        // With texts and without them, for the sake of both sides of an `{{#if}}`.
+        for value in ["x", ""] {
+            let probe = app.spec.parameters.keys().map(|name| (name.clone(), value.into())).collect::<StringMap>();
+            app.commands.render("command", &probe).map_err(|error| ("command".into(), unknown_variable(&error)))?;
+        }
         Ok(app)
+    }
+
+    /// An App as far as the service's index has it: without environment, preamble, hooks and files to clean up.
+    /// `None` for Balsam's Apps, which have no command.
+    ///
+    /// # Errors
+    /// The field and what is wrong with it.
+    pub fn from_index(index: &app::App) -> Option<Result<Self, (String, String)>> {
+        let parameter = |parameter: &AppParameter| ParameterSpec {
+            required: Some(parameter.required),
+            default: parameter.default.clone(),
+            help: parameter.help.clone(),
+            choices: parameter.choices.clone(),
+        };
+        let command = index.command.clone()?;
+        Some(Self::new(AppFile {
+            name: index.name.clone(),
+            description: index.description.clone(),
+            command,
+            parameters: index.parameters.iter().map(|(name, spec)| (name.clone(), parameter(spec))).collect(),
+            environment: StringMap::new(),
+            preamble: None,
+            transfers: index.transfers.clone(),
+            hooks: Hooks::default(),
+            max_restarts: index.max_restarts,
+            output: OutputMode::File,
+            cleanup_files: Vec::new(),
+        }))
     }
 
     /// The file's content.
@@ -239,9 +245,33 @@ mod tests {
     }
 
     #[test]
-    fn a_parameter_that_is_a_template_word_is_refused() {
-        let (field, _) = app("name: X\ncommand: 'echo {{len}}'\nparameters: {len: {required: true}}\n").unwrap_err();
-        assert_eq!(field, "parameters.len");
+    fn a_mistake_has_file_line_and_field() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("X.yml");
+        for (text, place) in [
+            ("name: X\ncommand: 'echo {{nobody}}'\n", "X.yml: line 2: command: "),
+            ("name: Y\ncommand: echo\n", "X.yml: line 1: name: "),
+            (
+                "name: X\ncommand: a\nparameters:\n  a:\n    default: x\n    choices: [y]\n",
+                "line 5: parameters.a.default: ",
+            ),
+            ("name: X\ncommand: a\nhooks:\n  postproces: x\n", "X.yml: line 4 column 3: unknown field `postproces`"),
+            ("name: X\ncommand: a\nparameters:\n  a: {required: maybe}\n", "in the field parameters.a.required"),
+            ("name: X\ncommand: a\nmax_restarts: many\n", "line 3 column 15: "),
+            ("name: X\ncommand: a\ntransfers: {a: {direction: up, local_path: x}}\n", "line 3"),
+            ("name: X\n", "missing field `command`"),
+            ("name: X\ncommand: 'a\n", "line 2"),
+        ] {
+            std::fs::write(&path, text).unwrap();
+            let error = App::load(&path).unwrap_err().to_string();
+            assert!(error.contains(place) && error.contains("X.yml") && !error.contains('\n'), "{error}");
+        }
+    }
+
+    #[test]
+    fn both_sides_of_a_condition_are_looked_at() {
+        let text = "name: X\ncommand: 'a {{#if b}}{{b}}{{else}}{{nobody}}{{/if}}'\nparameters: {b: {default: ''}}\n";
+        assert_eq!(app(text).unwrap_err().0, "command");
     }
 
     proptest! {

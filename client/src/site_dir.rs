@@ -55,6 +55,12 @@ impl SiteDir {
     pub fn apps(&self) -> PathBuf {
         self.root.join("apps")
     }
+    /// The file of an App: `apps/<name>.yml`, or `.yaml` where that is the one there.
+    #[must_use]
+    pub fn app_file(&self, name: &str) -> PathBuf {
+        let other = self.apps().join(format!("{name}.yaml"));
+        if other.exists() { other } else { self.apps().join(format!("{name}.yml")) }
+    }
     /// `data/`, above the workdirs of Jobs.
     #[must_use]
     pub fn data(&self) -> PathBuf {
@@ -122,6 +128,10 @@ impl SiteDir {
         let (mut apps, mut errors) = (BTreeMap::new(), Vec::new());
         for path in paths {
             match App::load(&path) {
+                Ok(app) if apps.contains_key(&app.spec().name) => {
+                    let message = format!("there is another file of the App {}; delete one", app.spec().name);
+                    errors.push(AppError::Field { path, line: None, field: "name".into(), message });
+                }
                 Ok(app) => {
                     apps.insert(app.spec().name.clone(), app);
                 }

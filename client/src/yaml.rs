@@ -8,6 +8,8 @@ use std::{
 
 use serde::de::DeserializeOwned;
 
+mod place;
+
 /// A file that can't be read.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
@@ -43,7 +45,24 @@ pub enum FileError {
 pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> Result<T, FileError> {
     let text = std::fs::read_to_string(path).map_err(|source| FileError::Read { path: path.into(), source })?;
     serde_saphyr::from_str(&text)
-        .map_err(|error| FileError::Content { path: path.into(), message: first_line(&error.to_string()) })
+        .map_err(|error| FileError::Content { path: path.into(), message: with_field(&text, &error) })
+}
+
+/// The line of a field in a file, or of the nearest one around it; `None` when the file has neither.
+pub(crate) fn line_of(path: &Path, field: &str) -> Option<u64> {
+    place::line_of(&std::fs::read_to_string(path).ok()?, field)
+}
+
+/// What is wrong, with the line, and with the field where the error itself does not name it.
+fn with_field(text: &str, error: &serde_saphyr::Error) -> String {
+    let message = first_line(&error.to_string());
+    let field = error.location().and_then(|place| place::field_at(text, place.line(), place.column()));
+    match field {
+        Some(field) if !message.contains(field.rsplit('.').next().unwrap_or(&field)) => {
+            format!("{message} in the field {field}")
+        }
+        _ => message,
+    }
 }
 
 /// What is wrong and where, without the excerpt of the file that follows on further lines.
@@ -76,5 +95,14 @@ mod tests {
         let text = read::<copal_schemas::settings::Settings>(&path).unwrap_err().to_string();
         assert!(text.contains("line 3") && text.contains("idle_ttl"), "{text}");
         assert!(!text.contains('\n') && !text.contains("error:"), "{text}");
+    }
+
+    #[test]
+    fn a_wrong_value_is_named_with_line_and_field() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("settings.yml");
+        std::fs::write(&path, "site_id: 3\nlauncher:\n  idle_ttl_sec: [4]\n").unwrap();
+        let text = read::<copal_schemas::settings::Settings>(&path).unwrap_err().to_string();
+        assert!(text.contains("line 3") && text.contains("launcher.idle_ttl_sec"), "{text}");
     }
 }

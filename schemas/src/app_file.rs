@@ -96,7 +96,16 @@ pub struct AppFile {
     /// What becomes of the output.
     #[serde(default)]
     pub output: OutputMode,
-    /// Globs below the workdir that are deleted after JOB_FINISHED.
+    /// Patterns of files below the workdir that are deleted after JOB_FINISHED: `*` is any text of a name, `?` any letter.
     #[serde(default)]
     pub cleanup_files: Vec<String>,
+}
+
+/// The parts of a pattern of `cleanup_files`, one for each folder and the last for the file; `None` when
+/// it could mean something outside of the workdir.
+#[must_use]
+pub fn cleanup_parts(pattern: &str) -> Option<Vec<&str>> {
+    let parts: Vec<&str> = pattern.split('/').filter(|part| !part.is_empty() && *part != ".").collect();
+    let is_within = !parts.is_empty() && !pattern.starts_with('/') && !parts.contains(&"..");
+    is_within.then_some(parts)
 }

@@ -2,7 +2,7 @@
 
 use clap_complete::engine::ArgValueCompleter;
 
-use super::{SiteOption, Yes};
+use super::{SiteOption, Yes, key_value};
 use crate::complete;
 
 /// What to do with Apps.
@@ -15,12 +15,17 @@ pub(crate) enum Command {
     /// List Apps.
     #[command(after_help = "Examples:\n  copal app ls\n  copal app ls --site all -o json")]
     Ls(SiteOption),
-    /// Show one App with its parameters and transfer slots.
-    #[command(after_help = "Examples:\n  copal app show Hello\n  copal app show 17")]
+    /// Show one App with its parameters and transfer slots, and the command as it would run for given parameters.
+    #[command(
+        after_help = "Examples:\n  copal app show Hello\n  copal app show 17\n  copal app show Hello -p name=world"
+    )]
     Show {
         /// Its name or id.
         #[arg(add = ArgValueCompleter::new(complete::apps))]
         app: String,
+        /// A parameter of the command that is shown. Example: -p name=world
+        #[arg(short = 'p', long = "param", value_name = "NAME=VALUE", value_parser = key_value)]
+        parameters: Vec<(String, String)>,
         #[command(flatten)]
         site: SiteOption,
     },

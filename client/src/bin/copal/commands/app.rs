@@ -1,9 +1,10 @@
 //! `copal app sync|ls|show|rm`
 
-use copal_client::{Client, SiteDir, api::JobQuery};
+use copal_client::{Client, SiteDir, api::JobQuery, app_file};
 use copal_schemas::{
-    SiteId,
+    SiteId, StringMap,
     app::{App, AppCreate, AppHooks, AppPatch},
+    site::Site,
 };
 use serde::Serialize;
 
@@ -14,6 +15,9 @@ use crate::{
     prompt,
     table::{Table, cell, maybe},
 };
+
+/// Begins the description of an App whose file is gone from the Site while the service has Jobs of it.
+const GONE: &str = "[gone from the Site]";
 
 /// What became of one App in the service's index.
 #[derive(Debug, Serialize)]
@@ -90,18 +94,20 @@ pub(super) async fn push(client: &Client, folder: &SiteDir, site_id: SiteId) -> 
     let mut synced = Vec::new();
     for (name, app) in &apps {
         let wanted = app.to_index(site_id);
-        let change = match index.iter().find(|known| known.name == *name) {
+        let (change, note) = match index.iter().find(|known| known.name == *name) {
             None => {
                 client.create_app(&wanted).await?;
-                Change::Added
+                (Change::Added, None)
             }
-            Some(known) if is_same(known, &wanted) => Change::Unchanged,
-            Some(known) => {
-                client.update_app(known.id, &patch(wanted)).await?;
-                Change::Changed
-            }
+            Some(known) => match differences(known, &wanted) {
+                different if different.is_empty() => (Change::Unchanged, None),
+                different => {
+                    client.update_app(known.id, &patch(wanted)).await?;
+                    (Change::Changed, Some(different.join(", ")))
+                }
+            },
         };
-        synced.push(Synced { app: name.clone(), change, note: None });
+        synced.push(Synced { app: name.clone(), change, note });
     }
     // Apps without a command were registered by Balsam's clients and have no file here.
     for known in index.iter().filter(|known| known.command.is_some() && !apps.contains_key(&known.name)) {
@@ -110,11 +116,22 @@ pub(super) async fn push(client: &Client, folder: &SiteDir, site_id: SiteId) -> 
             client.delete_app(known.id).await?;
             (Change::Removed, None)
         } else {
+            mark_gone(client, known).await?;
             (Change::Gone, Some(format!("kept for the sake of {}; new ones would fail", count(jobs, "Job"))))
         };
         synced.push(Synced { app: known.name.clone(), change, note });
     }
     Ok(synced)
+}
+
+/// Marks an App whose file is gone, for everybody who lists Apps. A file that comes back takes the mark off, since it
+/// has its own description.
+async fn mark_gone(client: &Client, known: &App) -> Result<()> {
+    if !known.description.starts_with(GONE) {
+        let description = Some(format!("{GONE} {}", known.description).trim_end().to_owned());
+        client.update_app(known.id, &AppPatch { description, ..AppPatch::default() }).await?;
+    }
+    Ok(())
 }
 
 /// Makes the service's index of one App equal to its file.
@@ -125,7 +142,7 @@ pub(super) async fn push_one(client: &Client, site_id: SiteId, wanted: AppCreate
     let known = client.list_apps(&[site_id]).await?.into_iter().find(|known| known.name == wanted.name);
     Ok(match known {
         None => client.create_app(&wanted).await?,
-        Some(known) if is_same(&known, &wanted) => known,
+        Some(known) if differences(&known, &wanted).is_empty() => known,
         Some(known) => client.update_app(known.id, &patch(wanted)).await?,
     })
 }
@@ -168,15 +185,19 @@ fn synced_table(synced: &[Synced]) -> Table {
     table
 }
 
-fn is_same(known: &App, wanted: &AppCreate) -> bool {
-    known.serialized_class == wanted.serialized_class
-        && known.source_code == wanted.source_code
-        && known.description == wanted.description
-        && known.parameters == wanted.parameters
-        && known.transfers == wanted.transfers
-        && known.command == wanted.command
-        && known.hooks == wanted.hooks
-        && known.max_restarts == wanted.max_restarts
+/// What of an App is in its file another than in the index, by the names of the file.
+fn differences(known: &App, wanted: &AppCreate) -> Vec<&'static str> {
+    let parts = [
+        (known.description == wanted.description, "description"),
+        (known.command == wanted.command, "command"),
+        (known.parameters == wanted.parameters, "parameters"),
+        (known.transfers == wanted.transfers, "transfers"),
+        (known.hooks == wanted.hooks, "hooks"),
+        (known.max_restarts == wanted.max_restarts, "max_restarts"),
+        (known.serialized_class == wanted.serialized_class, "serialized_class"),
+        (known.source_code == wanted.source_code, "source_code"),
+    ];
+    parts.into_iter().filter(|(is_same, _)| !is_same).map(|(_, name)| name).collect()
 }
 
 fn patch(wanted: AppCreate) -> AppPatch {
@@ -237,11 +258,77 @@ fn hooks(hooks: AppHooks) -> Vec<&'static str> {
     all.into_iter().filter(|(declared, _)| *declared).map(|(_, name)| name).collect()
 }
 
-pub(super) async fn show(context: Context, name: &str, site: Option<&str>) -> Result<()> {
+/// Shows an App, or the command that it runs for given parameters.
+pub(super) async fn show(context: Context, name: &str, given: &[(String, String)], site: Option<&str>) -> Result<()> {
     let client = context.client()?;
     let sites = context.sites(&client, site).await?;
     let app = sites.app(&client, name).await?;
-    context.out.data(&app, "", || show_table(&app, &sites))
+    if given.is_empty() {
+        return context.out.data(&app, "", || show_table(&app, &sites));
+    }
+    let run = Run::of(&app, sites.selected().find(|site| site.id == app.site_id), given)?;
+    if context.out.is_data() {
+        return context.out.value(&run);
+    }
+    context.out.talk(&match &run.file {
+        Some(file) => format!("What {file} runs:"),
+        None => "What the service's index says; environment and preamble are only in the Site's file:".into(),
+    });
+    context.out.text(&run.script())
+}
+
+/// What a Job of an App would run.
+#[derive(Debug, Serialize)]
+struct Run {
+    app: String,
+    /// The App's file, where it is on this machine.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    file: Option<String>,
+    environment: StringMap,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    preamble: Option<String>,
+    command: String,
+}
+
+impl Run {
+    /// By the App's file where the Site is on this machine, since that is what runs; else by the index.
+    fn of(app: &App, site: Option<&Site>, given: &[(String, String)]) -> Result<Self> {
+        let path = site.and_then(folder_here).map(|folder| folder.app_file(&app.name)).filter(|path| path.exists());
+        let loaded = match (&path, app_file::App::from_index(app)) {
+            (Some(path), _) => app_file::App::load(path)?,
+            (None, Some(loaded)) => {
+                loaded.map_err(|(field, message)| Failure::new(format!("App {}: {field}: {message}", app.name)))?
+            }
+            (None, None) => {
+                return Err(Failure::new(format!("{} is a Python class of Balsam and has no command", app.name)));
+            }
+        };
+        let command = loaded.command(&given.iter().cloned().collect())?;
+        let spec = loaded.spec();
+        Ok(Self {
+            app: app.name.clone(),
+            file: path.map(|path| path.display().to_string()),
+            environment: spec.environment.clone(),
+            preamble: spec.preamble.clone(),
+            command,
+        })
+    }
+
+    /// The same as lines for Bash.
+    fn script(&self) -> String {
+        let quoted = |value: &str| shlex::try_quote(value).map_or_else(|_| value.into(), |text| text.into_owned());
+        let mut lines: Vec<String> =
+            self.environment.iter().map(|(name, value)| format!("export {name}={}", quoted(value))).collect();
+        lines.extend(self.preamble.as_deref().map(|text| text.trim_end().to_owned()));
+        lines.push(self.command.trim_end().to_owned());
+        lines.iter().flat_map(|line| [line.as_str(), "\n"]).collect()
+    }
+}
+
+/// The folder of a Site, where it is on this machine.
+fn folder_here(site: &Site) -> Option<SiteDir> {
+    let folder = SiteDir::new(&site.path);
+    folder.settings().is_ok_and(|settings| settings.site_id == site.id).then_some(folder)
 }
 
 fn show_table(app: &App, sites: &SelectedSites) -> Table {
@@ -320,9 +407,28 @@ mod tests {
     #[test]
     fn an_app_is_unchanged_until_anything_of_it_changes() {
         let (mut wanted, known) = hello();
-        assert!(is_same(&known, &wanted));
+        assert!(differences(&known, &wanted).is_empty());
         wanted.max_restarts = Some(2);
-        assert!(!is_same(&known, &wanted));
+        wanted.hooks.preprocess = true;
+        assert_eq!(differences(&known, &wanted), ["hooks", "max_restarts"]);
+    }
+
+    #[test]
+    fn the_command_is_shown_as_it_would_run() {
+        let (_, app) = hello();
+        let given = [("name".to_owned(), "big world; exit".to_owned())];
+        let run = Run::of(&app, None, &given).unwrap();
+        assert_eq!(run.script(), "echo Hello, 'big world; exit'! \n".replace(" \n", "\n"));
+        let failure = Run::of(&app, None, &[("tail".into(), "x".into())]).unwrap_err();
+        assert!(failure.lines().contains("name"), "{}", failure.lines());
+        let run = Run {
+            app: "X".into(),
+            file: None,
+            environment: [("A".to_owned(), "b c".to_owned())].into(),
+            preamble: Some("module load gcc\n".into()),
+            command: "run".into(),
+        };
+        assert_eq!(run.script(), "export A='b c'\nmodule load gcc\nrun\n");
     }
 
     #[test]

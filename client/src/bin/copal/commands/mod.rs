@@ -66,7 +66,7 @@ async fn dispatch(context: Context, command: Command) -> Result<()> {
         Command::App(command) => match command {
             App::Sync(site) => app::sync(context, site.site.as_deref()).await,
             App::Ls(site) => app::ls(context, site.site.as_deref()).await,
-            App::Show { app, site } => app::show(context, &app, site.site.as_deref()).await,
+            App::Show { app, parameters, site } => app::show(context, &app, &parameters, site.site.as_deref()).await,
             App::Rm { app, site, yes } => app::rm(context, &app, site.site.as_deref(), yes.yes).await,
         },
         Command::Job(command) => match command {
