@@ -13,6 +13,7 @@ pub mod job;
 pub mod job_array;
 pub mod job_state;
 pub mod lenient;
+pub mod limits;
 pub mod page;
 pub mod problem;
 pub mod resources;

@@ -25,6 +25,24 @@ pub struct BackfillWindow {
     pub wall_time_min: i32,
 }
 
+/// How many nodes of a queue are in which state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct NodeStates {
+    /// Nodes that a job could have now.
+    #[serde(deserialize_with = "lenient::int")]
+    pub idle: i32,
+    /// Nodes that jobs hold, wholly or in part.
+    #[serde(deserialize_with = "lenient::int")]
+    pub allocated: i32,
+    /// Nodes that take no job: down, drained, switched off, set aside or not answering.
+    #[serde(deserialize_with = "lenient::int")]
+    pub down: i32,
+}
+
+/// The name in `node_states` of all nodes together, where the scheduler does not tell which a queue may use.
+pub const ALL_NODES: &str = "*";
+
 /// A job in the Site's queue, whoever made it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -62,12 +80,15 @@ pub struct SiteDetails {
     pub globus_endpoint_id: Option<Uuid>,
     /// Holes in the queues, by queue.
     pub backfill_windows: BTreeMap<String, Vec<BackfillWindow>>,
+    /// Nodes by what they do, by queue or [`ALL_NODES`]; empty where the scheduler does not tell.
+    pub node_states: BTreeMap<String, NodeStates>,
     /// Jobs in the queues, by the scheduler's id.
     pub queued_jobs: BTreeMap<String, QueuedJob>,
     /// Parameters of the Site's template and their defaults.
     #[serde(deserialize_with = "lenient::string_map")]
     pub optional_batch_job_params: StringMap,
     /// Who may pay.
+    #[serde(deserialize_with = "lenient::string_list")]
     pub allowed_projects: Vec<String>,
     /// Queues and their limits.
     pub allowed_queues: BTreeMap<String, QueueLimits>,
@@ -132,6 +153,9 @@ pub struct SitePatch {
     /// Holes in the queues, by queue.
     #[serde(default, deserialize_with = "lenient::some", skip_serializing_if = "Option::is_none")]
     pub backfill_windows: Option<BTreeMap<String, Vec<BackfillWindow>>>,
+    /// Nodes by what they do, by queue.
+    #[serde(default, deserialize_with = "lenient::some", skip_serializing_if = "Option::is_none")]
+    pub node_states: Option<BTreeMap<String, NodeStates>>,
     /// Jobs in the queues, by the scheduler's id.
     #[serde(default, deserialize_with = "lenient::some", skip_serializing_if = "Option::is_none")]
     pub queued_jobs: Option<BTreeMap<String, QueuedJob>>,
@@ -139,7 +163,7 @@ pub struct SitePatch {
     #[serde(default, deserialize_with = "lenient::some_string_map", skip_serializing_if = "Option::is_none")]
     pub optional_batch_job_params: Option<StringMap>,
     /// Who may pay.
-    #[serde(default, deserialize_with = "lenient::some", skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "lenient::some_string_list", skip_serializing_if = "Option::is_none")]
     pub allowed_projects: Option<Vec<String>>,
     /// Queues and their limits.
     #[serde(default, deserialize_with = "lenient::some", skip_serializing_if = "Option::is_none")]

@@ -1,11 +1,14 @@
 //! BatchJobs.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use copal_schemas::{
     BatchJobId, SiteId, StringMap, Timestamp,
     batch_job::{BatchJob, BatchJobCreate, BatchJobPatchItem, BatchJobState},
+    limits::Limits,
     page::Page,
+    settings::QueueLimits,
+    site::SiteDetails,
 };
 use sqlx::{PgConnection, postgres::PgRow, prelude::FromRow, types::Json};
 
@@ -169,7 +172,8 @@ pub async fn get_any(tx: &mut PgConnection, ids: &[BatchJobId]) -> ApiResult<Vec
     Ok(rows.into_iter().map(|row| row.0).collect())
 }
 
-/// Makes a BatchJob, which its Site's agent submits.
+/// Makes a BatchJob, which its Site's agent submits. One that is beyond the Site's limits is made as refused, with the
+/// reason, as the agent would refuse it: so the answer is the same whether the agent or the service is the first to know.
 ///
 /// # Errors
 /// 400 for a Site that is not the user's.
@@ -178,11 +182,15 @@ pub async fn create(tx: &mut PgConnection, user: &CurrentUser, batch_job: &Batch
         let id = batch_job.site_id;
         ApiError::conflict(format!("Site {id} does not exist, or is not yours; `copal site ls` shows yours"))
     };
+    let refusal = refusal(tx, user, batch_job).await?;
+    let state = if refusal.is_some() { BatchJobState::SubmitFailed } else { BatchJobState::PendingSubmission };
+    let info: StringMap = refusal.map(|reason| ("error".to_owned(), reason)).into_iter().collect();
     let row: Option<Row> = sqlx::query_as(concat!(
         "insert into batch_jobs as b (site_id, owner_id, project, queue, num_nodes, wall_time_min, job_mode, \
-         optional_params, filter_tags, partitions) \
-         select id, owner_id, $3, $4, $5, $6, $7, $8, $9, $10 from sites where id = $1 and owner_id = $2 \
-         and ($11::bigint is null or id = $11) returning ",
+         optional_params, filter_tags, partitions, state, status_info, end_time) \
+         select id, owner_id, $3, $4, $5, $6, $7, $8, $9, $10, $12, $13, \
+             case when $12 = 'submit_failed'::batch_job_state then clock_timestamp() end \
+         from sites where id = $1 and owner_id = $2 and ($11::bigint is null or id = $11) returning ",
         columns!()
     ))
     .bind(batch_job.site_id)
@@ -196,11 +204,34 @@ pub async fn create(tx: &mut PgConnection, user: &CurrentUser, batch_job: &Batch
     .bind(Json(&batch_job.filter_tags))
     .bind(batch_job.partitions.as_ref().map(Json))
     .bind(user.site())
+    .bind(state)
+    .bind(Json(info))
     .fetch_optional(tx)
     .await
     // The Site was deleted a moment ago.
     .on_constraint("batch_jobs_site_fkey", no_site)?;
     row.map(|row| row.0).ok_or_else(no_site)
+}
+
+/// Why the Site's limits, as the service knows them, forbid a BatchJob.
+async fn refusal(tx: &mut PgConnection, user: &CurrentUser, batch_job: &BatchJobCreate) -> ApiResult<Option<String>> {
+    type Known = (Json<Vec<String>>, Json<BTreeMap<String, QueueLimits>>, Json<StringMap>, i64);
+    let known: Option<Known> = sqlx::query_as(
+        "select s.allowed_projects, s.allowed_queues, s.optional_batch_job_params, \
+             (select count(*) from batch_jobs b where b.site_id = s.id and b.queue = $3 \
+              and b.state in ('pending_submission', 'queued')) \
+         from sites s where s.id = $1 and s.owner_id = $2",
+    )
+    .bind(batch_job.site_id)
+    .bind(user.id)
+    .bind(&batch_job.queue)
+    .fetch_optional(tx)
+    .await?;
+    let Some((Json(allowed_projects), Json(allowed_queues), Json(optional_batch_job_params), waiting)) = known else {
+        return Ok(None);
+    };
+    let site = SiteDetails { allowed_projects, allowed_queues, optional_batch_job_params, ..SiteDetails::default() };
+    Ok(Limits::from(&site).check(&batch_job.into(), usize::try_from(waiting).unwrap_or(0)).err())
 }
 
 /// What [`update_many`] did.

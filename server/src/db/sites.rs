@@ -12,9 +12,12 @@ use crate::{
     extract::{CurrentUser, Paging},
 };
 
+/// The column `backfill_windows` holds the windows by queue and, under the name that no queue has, the states of the
+/// nodes: both are what the scheduler said at the same moment.
 macro_rules! columns {
     () => {
-        "id, name, path, globus_endpoint_id, backfill_windows, queued_jobs, optional_batch_job_params, \
+        "id, name, path, globus_endpoint_id, backfill_windows - '' as backfill_windows, \
+         coalesce(backfill_windows -> '', '{}') as node_states, queued_jobs, optional_batch_job_params, \
          allowed_projects, allowed_queues, transfer_locations, node_shape, last_refresh, creation_date"
     };
 }
@@ -39,6 +42,7 @@ impl<'r> FromRow<'r, PgRow> for Row {
             details: SiteDetails {
                 globus_endpoint_id: row.try_get("globus_endpoint_id")?,
                 backfill_windows: row.try_get::<Json<_>, _>("backfill_windows")?.0,
+                node_states: row.try_get::<Json<_>, _>("node_states")?.0,
                 queued_jobs: row.try_get::<Json<_>, _>("queued_jobs")?.0,
                 optional_batch_job_params: row.try_get::<Json<_>, _>("optional_batch_job_params")?.0,
                 allowed_projects: row.try_get::<Json<_>, _>("allowed_projects")?.0,
@@ -142,7 +146,8 @@ pub async fn create(
     let row: Row = sqlx::query_as(concat!(
         "insert into sites (owner_id, name, path, globus_endpoint_id, backfill_windows, queued_jobs, \
          optional_batch_job_params, allowed_projects, allowed_queues, transfer_locations, node_shape) \
-         values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11) returning ",
+         values ($1, $2, $3, $4, ($5::jsonb - '') || jsonb_build_object('', $12::jsonb), $6, $7, $8, $9, $10, $11) \
+         returning ",
         columns!()
     ))
     .bind(owner)
@@ -156,6 +161,7 @@ pub async fn create(
     .bind(Json(&details.allowed_queues))
     .bind(Json(&details.transfer_locations))
     .bind(details.node_shape.map(Json))
+    .bind(Json(&details.node_states))
     .fetch_one(tx)
     .await
     .on_constraint("sites_owner_name_key", || name_taken(name))?;
@@ -172,7 +178,8 @@ pub async fn update(tx: &mut PgConnection, owner: UserId, id: SiteId, patch: &Si
              name = coalesce($3, name), \
              path = coalesce($4, path), \
              globus_endpoint_id = case when $5 then $6 else globus_endpoint_id end, \
-             backfill_windows = coalesce($7, backfill_windows), \
+             backfill_windows = (coalesce($7::jsonb, backfill_windows) - '') \
+                 || jsonb_build_object('', coalesce($15::jsonb, backfill_windows -> '', '{}')), \
              queued_jobs = coalesce($8, queued_jobs), \
              optional_batch_job_params = coalesce($9, optional_batch_job_params), \
              allowed_projects = coalesce($10, allowed_projects), \
@@ -197,6 +204,7 @@ pub async fn update(tx: &mut PgConnection, owner: UserId, id: SiteId, patch: &Si
     .bind(patch.transfer_locations.as_ref().map(Json))
     .bind(patch.node_shape.is_some())
     .bind(patch.node_shape.flatten().map(Json))
+    .bind(patch.node_states.as_ref().map(Json))
     .fetch_optional(tx)
     .await
     .on_constraint("sites_owner_name_key", || name_taken(patch.name.as_deref().unwrap_or_default()))?;

@@ -54,7 +54,8 @@ pub(crate) async fn list_batch_jobs(
     Ok(HttpResponse::Ok().json(db::batch_jobs::list(&mut connection, &user, &filter, page).await?))
 }
 
-/// Asks for a BatchJob; the Site's agent submits it.
+/// Asks for a BatchJob; the Site's agent submits it. One that the Site's limits forbid is made in the state
+/// `submit_failed`, with the reason in `status_info`.
 #[utoipa::path(post, path = "/batch-jobs/", tag = "batch-jobs", request_body = BatchJobCreate, responses(
     (status = 201, description = "The BatchJob", body = BatchJob),
     (status = 400, description = "No such Site", body = Problem, content_type = "application/problem+json"),

@@ -5,12 +5,14 @@
 pub mod cobalt;
 pub mod command;
 pub mod flux;
+pub mod listing;
 pub mod local;
 pub mod local_run;
 pub mod lsf;
 pub mod pbs;
 pub mod reply;
 pub mod slurm;
+pub mod times;
 
 use std::{
     collections::BTreeMap,
@@ -26,11 +28,10 @@ use copal_schemas::{
     batch_job::SchedulerId,
     resources::NodeShape,
     settings::{QueueLimits, SchedulerKind, Settings},
-    site::BackfillWindow,
+    site::{BackfillWindow, NodeStates},
 };
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, FutureExt};
 use serde::{Deserialize, Serialize};
-use tokio::sync::Notify;
 
 use crate::records::RecordError;
 
@@ -47,6 +48,8 @@ pub struct SubmitSpec {
     pub script: PathBuf,
     /// Where its output goes.
     pub output: PathBuf,
+    /// Nodes that it must not get, where the scheduler can leave single nodes out.
+    pub avoid: Vec<String>,
 }
 
 /// A job of the scheduler that the agent asks about.
@@ -89,6 +92,8 @@ pub enum Status {
     Ended(Ending),
     /// The scheduler answered, and the job was not in its answer. No evidence by itself: an answer may be cut short.
     Absent,
+    /// A part of the answer can't be read, and the job was not in the rest: nothing is known.
+    Unknown,
 }
 
 /// How a job of the scheduler ended.
@@ -175,26 +180,84 @@ pub enum SubmitError {
     Unsure(#[source] SchedulerError),
 }
 
-/// A scheduler.
-pub trait Scheduler: Send + Sync {
+/// A scheduler, as the file of its kind implements it. [`Scheduler`] is the same where the kind is known only at run
+/// time.
+pub trait Adapter: Send + Sync {
     /// Submits a script; gives the scheduler's id.
-    fn submit<'a>(&'a self, spec: &'a SubmitSpec) -> BoxFuture<'a, Result<SchedulerId, SubmitError>>;
+    fn submit(&self, spec: &SubmitSpec) -> impl Future<Output = Result<SchedulerId, SubmitError>> + Send;
 
     /// The job with this name, waiting, running or just ended; `None` when the scheduler answered and has none.
-    fn find<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Option<SchedulerId>, SchedulerError>>;
+    fn find(&self, key: &str) -> impl Future<Output = Result<Option<SchedulerId>, SchedulerError>> + Send;
 
     /// What there is to say about each of these jobs, in their order. One question for all of them.
-    fn statuses<'a>(&'a self, jobs: &'a [Tracked]) -> BoxFuture<'a, Result<Vec<Status>, SchedulerError>>;
+    fn statuses(&self, jobs: &[Tracked]) -> impl Future<Output = Result<Vec<Status>, SchedulerError>> + Send;
 
     /// Cancels jobs: the script gets SIGTERM and some time. One that has ended already is no error.
-    fn cancel<'a>(&'a self, jobs: &'a [Tracked]) -> BoxFuture<'a, Result<(), SchedulerError>>;
+    fn cancel(&self, jobs: &[Tracked]) -> impl Future<Output = Result<(), SchedulerError>> + Send;
 
-    /// How long [`Scheduler::find`] must have found nothing before a submission without an answer counts as never
+    /// How long [`Adapter::find`] must have found nothing before a submission without an answer counts as never
     /// made: it may still wait in the inbox of a scheduler that was away.
-    fn lost_after(&self) -> Duration;
+    fn lost_after(&self) -> Duration {
+        Duration::from_secs(30)
+    }
 
-    /// Woken when a job's status changed, where the adapter can know by itself.
-    fn changed(&self) -> &Notify;
+    /// Ends when a job's status has changed, or has changed since this was last asked. Most schedulers tell nobody:
+    /// the period finds out.
+    fn changed(&self) -> impl Future<Output = ()> + Send {
+        std::future::pending()
+    }
+}
+
+/// A scheduler of any kind; what its methods do is said at [`Adapter`].
+pub trait Scheduler: Send + Sync {
+    /// [`Adapter::submit`]
+    fn submit<'a>(&'a self, spec: &'a SubmitSpec) -> BoxFuture<'a, Result<SchedulerId, SubmitError>>;
+    /// [`Adapter::find`]
+    fn find<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Option<SchedulerId>, SchedulerError>>;
+    /// [`Adapter::statuses`]
+    fn statuses<'a>(&'a self, jobs: &'a [Tracked]) -> BoxFuture<'a, Result<Vec<Status>, SchedulerError>>;
+    /// [`Adapter::cancel`]
+    fn cancel<'a>(&'a self, jobs: &'a [Tracked]) -> BoxFuture<'a, Result<(), SchedulerError>>;
+    /// [`Adapter::lost_after`]
+    fn lost_after(&self) -> Duration;
+    /// [`Adapter::changed`]
+    fn changed(&self) -> BoxFuture<'_, ()>;
+}
+
+impl<A: Adapter> Scheduler for A {
+    fn submit<'a>(&'a self, spec: &'a SubmitSpec) -> BoxFuture<'a, Result<SchedulerId, SubmitError>> {
+        Adapter::submit(self, spec).boxed()
+    }
+
+    fn find<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Option<SchedulerId>, SchedulerError>> {
+        Adapter::find(self, key).boxed()
+    }
+
+    fn statuses<'a>(&'a self, jobs: &'a [Tracked]) -> BoxFuture<'a, Result<Vec<Status>, SchedulerError>> {
+        Adapter::statuses(self, jobs).boxed()
+    }
+
+    fn cancel<'a>(&'a self, jobs: &'a [Tracked]) -> BoxFuture<'a, Result<(), SchedulerError>> {
+        Adapter::cancel(self, jobs).boxed()
+    }
+
+    fn lost_after(&self) -> Duration {
+        Adapter::lost_after(self)
+    }
+
+    fn changed(&self) -> BoxFuture<'_, ()> {
+        Adapter::changed(self).boxed()
+    }
+}
+
+/// The scheduler's ids of jobs.
+fn ids(jobs: &[Tracked]) -> Vec<&str> {
+    jobs.iter().map(|job| job.id.0.as_str()).collect()
+}
+
+/// The name of the user that this program runs as.
+fn user_name() -> Option<String> {
+    nix::unistd::User::from_uid(nix::unistd::getuid()).ok().flatten().map(|user| user.name)
 }
 
 /// The scheduler that the settings name. `programs` is the folder of Copal's programs.
@@ -204,23 +267,12 @@ pub trait Scheduler: Send + Sync {
 pub fn open(site: &SiteDir, settings: &Settings, programs: &Path) -> anyhow::Result<Arc<dyn Scheduler>> {
     match settings.scheduler.kind {
         SchedulerKind::Local => Ok(Arc::new(local::LocalScheduler::open(site, settings, programs)?)),
-        SchedulerKind::Slurm => Ok(Arc::new(slurm::Slurm::default())),
-        SchedulerKind::Pbs => Ok(Arc::new(pbs::Pbs::default())),
-        SchedulerKind::Lsf => Ok(Arc::new(lsf::Lsf::default())),
+        SchedulerKind::Slurm => Ok(Arc::new(slurm::Slurm)),
+        SchedulerKind::Pbs => Ok(Arc::new(pbs::Pbs)),
+        SchedulerKind::Lsf => Ok(Arc::new(lsf::Lsf)),
         SchedulerKind::Cobalt => Ok(Arc::new(cobalt::Cobalt::new(site))),
-        SchedulerKind::Flux => Ok(Arc::new(flux::Flux::default())),
+        SchedulerKind::Flux => Ok(Arc::new(flux::Flux)),
     }
-}
-
-/// A time in a scheduler's answer: epoch seconds, or an ISO time in this machine's zone. Words (`N/A`, `Unknown`) are
-/// no time. Of the two instants that a local time means on the night when clocks go back, the later.
-fn parse_time(text: &str) -> Option<Timestamp> {
-    let text = text.trim();
-    if let Ok(seconds) = text.parse::<i64>() {
-        return (seconds > 0).then(|| chrono::DateTime::from_timestamp(seconds, 0)).flatten();
-    }
-    let naive = chrono::NaiveDateTime::parse_from_str(text, "%Y-%m-%dT%H:%M:%S").ok()?;
-    chrono::TimeZone::from_local_datetime(&chrono::Local, &naive).latest().map(|time| time.with_timezone(&chrono::Utc))
 }
 
 /// What one node of the Site has, where all are alike and this can be known.
@@ -241,6 +293,19 @@ pub async fn backfill_windows(settings: &Settings) -> Option<BTreeMap<String, Ve
     match settings.scheduler.kind {
         SchedulerKind::Slurm => slurm::backfill_windows().await,
         SchedulerKind::Pbs => pbs::backfill_windows(&settings.scheduler.allowed_queues).await,
-        SchedulerKind::Local | SchedulerKind::Lsf | SchedulerKind::Cobalt | SchedulerKind::Flux => None,
+        SchedulerKind::Cobalt => cobalt::backfill_windows().await,
+        SchedulerKind::Local | SchedulerKind::Lsf | SchedulerKind::Flux => None,
+    }
+}
+
+/// What the nodes of each queue do. `None` where the scheduler does not tell.
+pub async fn node_states(settings: &Settings) -> Option<BTreeMap<String, NodeStates>> {
+    match settings.scheduler.kind {
+        SchedulerKind::Slurm => slurm::node_states().await,
+        SchedulerKind::Pbs => pbs::node_states().await,
+        SchedulerKind::Lsf => lsf::node_states().await,
+        SchedulerKind::Cobalt => cobalt::node_states().await,
+        SchedulerKind::Flux => flux::node_states().await,
+        SchedulerKind::Local => None,
     }
 }

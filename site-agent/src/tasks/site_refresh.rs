@@ -51,6 +51,7 @@ impl Passes for SiteRefresh {
         let patch = SitePatch {
             // Nothing is known where the scheduler does not answer: no hole is promised.
             backfill_windows: Some(scheduler::backfill_windows(&settings).await.unwrap_or_default()),
+            node_states: Some(scheduler::node_states(&settings).await.unwrap_or_default()),
             queued_jobs: Some(queued_jobs(&open, Utc::now())),
             ..patch(&settings, node_shape)
         };

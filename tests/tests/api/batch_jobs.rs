@@ -67,6 +67,34 @@ async fn bad_batch_jobs_are_refused() {
     assert_eq!(world.user.count("/batch-jobs/").await, 0);
 }
 
+/// The answer that the Site's agent would give, given at once.
+#[tokio::test]
+async fn what_the_site_forbids_is_refused_with_the_reason() {
+    let world = World::new().await;
+    let limits = json!({"allowed_projects": ["physics"], "optional_batch_job_params": {"mig_count": ""},
+        "allowed_queues": {"debug": {"max_nodes": 4, "max_walltime": 30, "max_queued_jobs": 2}}});
+    world.user.put(&format!("/sites/{}", world.site), &limits).await.ok();
+    for (change, word) in [
+        (json!({"project": "chemistry"}), "project \"chemistry\" is not allowed here; allowed: physics"),
+        (json!({"queue": "prod"}), "queue \"prod\" is not allowed here; allowed: debug"),
+        (json!({"num_nodes": 5}), "5 nodes are asked for; queue debug allows 4"),
+        (json!({"wall_time_min": 31}), "31 minutes are asked for; queue debug allows 30"),
+        (json!({"optional_params": {"mig": 3}}), "optional param \"mig\" is not declared here; declared: mig_count"),
+    ] {
+        let body = copal_tests::world::with(request(world.site), &change);
+        let refused = world.user.post("/batch-jobs/", &body).await.created();
+        assert_eq!((&refused["state"], &refused["status_info"]["error"]), (&json!("submit_failed"), &json!(word)));
+        assert!(refused["end_time"].is_string(), "{refused}");
+    }
+    for state in ["pending_submission", "pending_submission", "submit_failed"] {
+        assert_eq!(world.user.post("/batch-jobs/", &request(world.site)).await.created()["state"], state);
+    }
+    // Those that wait no more make room.
+    let first = world.user.ids("/batch-jobs/?state=pending_submission").await[0];
+    world.user.put(&format!("/batch-jobs/{first}"), &json!({"state": "running"})).await.ok();
+    assert_eq!(world.user.post("/batch-jobs/", &request(world.site)).await.created()["state"], "pending_submission");
+}
+
 #[tokio::test]
 async fn updates_are_partial_and_answer_with_the_item() {
     let world = World::new().await;

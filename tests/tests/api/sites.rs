@@ -13,6 +13,7 @@ async fn a_new_site_has_the_defaults_and_reads_back_equal() {
         ("path", json!("/projects/ann/theta")),
         ("globus_endpoint_id", json!(null)),
         ("backfill_windows", json!({})),
+        ("node_states", json!({})),
         ("queued_jobs", json!({})),
         ("optional_batch_job_params", json!({})),
         ("allowed_projects", json!([])),
@@ -37,6 +38,7 @@ async fn a_site_keeps_all_that_it_is_given() {
         "name": "theta", "path": "/projects/theta",
         "globus_endpoint_id": "8f9d2ab1-6ab6-4a25-bba8-50a8d8f4d5c0",
         "backfill_windows": {"default": [{"num_nodes": 12, "wall_time_min": 30}]},
+        "node_states": {"default": {"idle": 12, "allocated": 100, "down": 16}},
         "queued_jobs": {"41": {"scheduler_id": 41, "state": "queued", "queue": "default", "num_nodes": 2,
             "wall_time_min": 60, "project": "physics", "time_remaining_min": 60, "queued_time_min": 3}},
         "optional_batch_job_params": {"mig_count": "3"},
@@ -80,6 +82,15 @@ async fn an_update_changes_what_it_names_and_refreshes() {
     assert!(updated["last_refresh"].as_str() > created["last_refresh"].as_str());
     assert_eq!(updated["creation_date"], created["creation_date"]);
     assert!(bob.list("/sites/").await.is_empty());
+
+    // Windows and states of nodes are told together or each alone.
+    let windows = json!({"debug": [{"num_nodes": 1, "wall_time_min": 30}]});
+    let states = json!({"debug": {"idle": 1, "allocated": 3, "down": 0}});
+    ann.put(&format!("/sites/{site}"), &json!({"node_states": states})).await.ok();
+    let updated = ann.put(&format!("/sites/{site}"), &json!({"backfill_windows": windows})).await.ok();
+    assert_eq!((&updated["backfill_windows"], &updated["node_states"]), (&windows, &states));
+    let updated = ann.put(&format!("/sites/{site}"), &json!({"node_states": {}})).await.ok();
+    assert_eq!((&updated["backfill_windows"], &updated["node_states"]), (&windows, &json!({})));
 
     let mut before = updated["last_refresh"].clone();
     for _ in 0..20 {

@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use copal_schemas::{settings::QueueLimits, site::BackfillWindow};
+use copal_schemas::{
+    settings::QueueLimits,
+    site::{BackfillWindow, NodeStates},
+};
 
 /// Fields of `sinfo -h -o`: partition, availability, time limit, nodes, state.
 pub const SINFO_FORMAT: &str = "%R|%a|%l|%D|%t";
@@ -25,6 +28,31 @@ pub fn windows(text: &str) -> BTreeMap<String, Vec<BackfillWindow>> {
         }
     }
     windows
+}
+
+/// What the nodes of each partition do, from `sinfo -h -o` [`SINFO_FORMAT`].
+#[must_use]
+pub fn states(text: &str) -> BTreeMap<String, NodeStates> {
+    let mut states: BTreeMap<String, NodeStates> = BTreeMap::new();
+    for line in text.lines() {
+        let fields: Vec<&str> = line.split('|').map(str::trim).collect();
+        let [partition, availability, _, nodes, state] = fields[..] else { continue };
+        let Ok(count) = nodes.parse::<i32>() else { continue };
+        let entry = states.entry(partition.trim_end_matches('*').into()).or_default();
+        let word = state.trim_end_matches(|mark: char| !mark.is_ascii_alphanumeric());
+        let marks = &state[word.len()..];
+        let kind = match word {
+            _ if marks.contains('*') => &mut entry.down,
+            // A node that drains still runs its job; one that is planned is promised to a job.
+            "alloc" | "allocated" | "mix" | "mixed" | "comp" | "completing" | "drng" | "draining" | "failg"
+            | "failing" | "plnd" | "planned" => &mut entry.allocated,
+            "idle" if marks == "-" => &mut entry.allocated,
+            "idle" if marks.is_empty() && availability == "up" => &mut entry.idle,
+            _ => &mut entry.down,
+        };
+        *kind = kind.saturating_add(count);
+    }
+    states
 }
 
 /// The limit of a partition: `3`, `02:03`, `1:02:03`, `1-02:03:04`, `UNLIMITED`; `None` for other words.
@@ -114,6 +142,18 @@ mod tests {
         let windows = windows(text);
         assert_eq!(windows["debug"], [BackfillWindow { num_nodes: 2, wall_time_min: 120 }]);
         assert_eq!(windows["closed"], []);
+    }
+
+    #[test]
+    fn every_node_is_idle_allocated_or_down() {
+        let text = "debug*|up|2:00:00|1|drain\ndebug*|up|2:00:00|2|idle\ndebug*|up|2:00:00|3|mix\ndebug*|up|2:00:00|4|alloc#\n\
+            debug*|up|2:00:00|5|idle~\ndebug*|up|2:00:00|6|drng\ndebug*|up|2:00:00|7|alloc*\ndebug*|up|2:00:00|8|idle-\n\
+            debug*|up|2:00:00|9|nobodyknows\nshort|up|5:00|0|n/a\nclosed|down|1:00:00|4|idle\nshift|ed|row\n";
+        let states = states(text);
+        assert_eq!(states["debug"], NodeStates { idle: 2, allocated: 3 + 4 + 6 + 8, down: 1 + 5 + 7 + 9 });
+        assert_eq!(states["short"], NodeStates::default());
+        assert_eq!(states["closed"], NodeStates { idle: 0, allocated: 0, down: 4 });
+        assert_eq!(states.len(), 3);
     }
 
     #[test]

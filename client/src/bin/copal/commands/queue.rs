@@ -1,9 +1,10 @@
 //! `copal queue submit|ls|show|rm`
 
-use copal_client::ClientError;
+use copal_client::{Client, ClientError};
 use copal_schemas::{
     BatchJobId,
     batch_job::{BatchJob, BatchJobCreate, BatchJobPatch, BatchJobPatchItem, BatchJobState, JobMode},
+    limits::Limits,
     site::Site,
 };
 
@@ -24,7 +25,13 @@ const REFUSED_SHOWN_HOURS: i64 = 24;
 pub(super) async fn submit(context: Context, submit: &Submit) -> Result<()> {
     let client = context.client()?;
     let site = context.one_site(&client, submit.site.site.as_deref()).await?;
-    let batch_job = client.create_batch_job(&new_batch_job(submit, &site)?).await?;
+    let wanted = new_batch_job(submit, &site)?;
+    allowed(&wanted, &site, waiting(&client, &wanted, &site).await?)?;
+    let batch_job = client.create_batch_job(&wanted).await?;
+    if let Some(reason) = batch_job.status_info.get("error").filter(|_| batch_job.state.is_over()) {
+        // The limits changed, or somebody was quicker.
+        return Err(refused(&site, reason));
+    }
     if context.out.is_data() {
         return context.out.value(&batch_job);
     }
@@ -66,6 +73,26 @@ fn new_batch_job(submit: &Submit, site: &Site) -> Result<BatchJobCreate> {
         filter_tags: submit.tags.iter().cloned().collect(),
         partitions: (!submit.partitions.is_empty()).then(|| submit.partitions.clone()),
     })
+}
+
+/// How many of the Site's BatchJobs wait in the queue that is asked for, where that matters.
+async fn waiting(client: &Client, wanted: &BatchJobCreate, site: &Site) -> Result<usize> {
+    if !Limits::from(&site.details).counts_waiting(&wanted.queue) {
+        return Ok(0);
+    }
+    let waiting = [BatchJobState::PendingSubmission, BatchJobState::Queued];
+    let batch_jobs = client.list_batch_jobs(&[site.id], &waiting).await?;
+    Ok(batch_jobs.iter().filter(|batch_job| batch_job.queue == wanted.queue).count())
+}
+
+/// Refuses what the Site would refuse, before anything is sent.
+fn allowed(wanted: &BatchJobCreate, site: &Site, waiting: usize) -> Result<()> {
+    Limits::from(&site.details).check(&wanted.into(), waiting).map_err(|reason| refused(site, &reason))
+}
+
+fn refused(site: &Site, reason: &str) -> Failure {
+    Failure::new(format!("the Site {} does not take this BatchJob: {reason}", site.name))
+        .hint("its limits are in its settings.yml; after a change there `copal site sync` makes them known")
 }
 
 fn queue(submit: &Submit, site: &Site) -> Result<String> {
@@ -356,6 +383,26 @@ mod tests {
         error: the Site theta declares no parameter "mig" (-x)
         hint: it declares none
         "#);
+    }
+
+    #[test]
+    fn what_the_site_forbids_is_refused_before_it_is_sent() {
+        let here = site(&["debug"], &["chem"]);
+        assert!(allowed(&made("-n 1 -t 1 -j mpi", &here).unwrap(), &here, 0).is_ok());
+        let lines = |line: &str, waiting| allowed(&made(line, &here).unwrap(), &here, waiting).unwrap_err().lines();
+        insta::assert_snapshot!(lines("-n 2 -t 1 -j mpi", 0), @r"
+        error: the Site theta does not take this BatchJob: 2 nodes are asked for; queue debug allows 1
+        hint: its limits are in its settings.yml; after a change there `copal site sync` makes them known
+        ");
+        for (line, waiting, word) in [
+            ("-n 1 -t 2 -j mpi", 0, "2 minutes are asked for"),
+            ("-n 1 -t 1 -j mpi -q prod", 0, "queue \"prod\" is not allowed"),
+            ("-n 1 -t 1 -j mpi -A bio", 0, "project \"bio\" is not allowed"),
+            ("-n 1 -t 1 -j mpi", 1, "holds 1 waiting BatchJobs"),
+        ] {
+            let text = lines(line, waiting);
+            assert!(text.contains(word), "{text}");
+        }
     }
 
     #[test]

@@ -7,7 +7,7 @@ use copal_schemas::{
     SiteId,
     batch_job::BatchJobState,
     settings::Settings,
-    site::{BackfillWindow, Site, SiteDetails, SitePatch},
+    site::{ALL_NODES, BackfillWindow, NodeStates, Site, SiteDetails, SitePatch},
 };
 use serde_json::json;
 
@@ -40,7 +40,7 @@ pub(super) async fn ls(context: Context, selector: Option<&str>) -> Result<()> {
 
 fn table(sites: &[Site], here: Option<SiteId>, clock: Clock, wide: bool) -> Table {
     let headings = ["ID", "NAME", "AGENT", "QUEUED", "RUNNING", "QUEUES", "PATH"];
-    let more = ["NODE", "IDLE", "PROJECTS", "LOCATIONS", "CREATED"];
+    let more = ["NODE", "NODES", "BACKFILL", "PROJECTS", "LOCATIONS", "CREATED"];
     let mut table = Table::with_headings(headings.iter().chain(if wide { &more[..] } else { &[] }));
     for site in sites {
         let agent = if is_active(site, clock.now) { "active" } else { "silent" };
@@ -62,6 +62,7 @@ fn table(sites: &[Site], here: Option<SiteId>, clock: Clock, wide: bool) -> Tabl
                 maybe(site.details.node_shape.map(|node| {
                     format!("{}, {}, {} MiB", count(node.cpus, "core"), count(node.gpus, "GPU"), node.mem_mb)
                 })),
+                cell(node_states(site)),
                 cell(windows(site)),
                 cell(site.details.allowed_projects.join(" ")),
                 cell(joined(site.details.transfer_locations.keys())),
@@ -75,6 +76,18 @@ fn table(sites: &[Site], here: Option<SiteId>, clock: Clock, wide: bool) -> Tabl
 
 fn joined<'a>(names: impl Iterator<Item = &'a String>) -> String {
     names.map(String::as_str).collect::<Vec<_>>().join(" ")
+}
+
+/// What the nodes do: `debug: 2 idle, 1 allocated, 1 down`.
+fn node_states(site: &Site) -> String {
+    let queue = |(queue, states): (&String, &NodeStates)| {
+        let counts = [(states.idle, "idle"), (states.allocated, "allocated"), (states.down, "down")];
+        let words: Vec<String> =
+            counts.iter().filter(|(count, _)| *count > 0).map(|(count, word)| format!("{count} {word}")).collect();
+        let words = if words.is_empty() { "none".into() } else { words.join(", ") };
+        if queue == ALL_NODES { words } else { format!("{queue}: {words}") }
+    };
+    site.details.node_states.iter().map(queue).collect::<Vec<_>>().join("; ")
 }
 
 /// Holes in the queues: `debug: 4 nodes for 60 min`.
@@ -306,6 +319,19 @@ mod tests {
         assert_eq!(changes.keys().copied().collect::<Vec<_>>(), ["allowed_queues"]);
         let known = Site { details: details(&settings), ..site() };
         assert!(difference(&known, &settings, "/lus/theta").1.is_empty());
+    }
+
+    #[test]
+    fn nodes_and_holes_are_told_by_queue() {
+        let states = |idle, allocated, down| NodeStates { idle, allocated, down };
+        let mut busy = site();
+        busy.details.node_states = [("debug".into(), states(2, 1, 1)), ("empty".into(), states(0, 0, 0))].into();
+        busy.details.backfill_windows =
+            [("debug".into(), vec![BackfillWindow { num_nodes: 2, wall_time_min: 60 }])].into();
+        assert_eq!(node_states(&busy), "debug: 2 idle, 1 allocated, 1 down; empty: none");
+        assert_eq!(windows(&busy), "debug: 2 nodes for 60 min");
+        busy.details.node_states = [(ALL_NODES.into(), states(0, 12, 0))].into();
+        assert_eq!(node_states(&busy), "12 allocated");
     }
 
     #[test]
