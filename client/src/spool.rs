@@ -166,7 +166,7 @@ mod tests {
             data: None,
             usage: None,
         };
-        Updates { batch_key: Uuid::new_v4(), updates: vec![update] }
+        Updates { batch_key: Uuid::new_v4(), updates: vec![update], release: Vec::new() }
     }
 
     #[test]

@@ -45,7 +45,12 @@ fn jobs_run_once_each_and_their_ends_are_told_apart() {
     let parameter = service.wait_for(203, "FAILED");
     assert!(parameter["state_data"]["message"].as_str().unwrap().contains("cmd"), "{parameter}");
     assert_eq!(service.wait_for(204, "FAILED")["state_data"]["reason"], "app");
-    assert_eq!(service.wait_for(205, "FAILED")["state_data"]["reason"], "misfit");
+    // One that no node here can hold is another launcher's: it is given back, once.
+    let released = service.state().released.clone();
+    assert_eq!(released.len(), 1, "{released:?}");
+    assert_eq!(released[0]["job_id"], 205);
+    assert!(released[0]["message"].as_str().unwrap().contains("GPUs"), "{released:?}");
+    assert!(service.states(205).is_empty());
     let exit = LauncherExit::read(&service.path("site/qsubmit"), BatchJobId(7)).unwrap();
     assert_eq!((exit.reason, exit.runs), (ExitReason::Idle, 201));
     assert_eq!(service.state().deleted, [1]);

@@ -163,6 +163,21 @@ pub struct Updates {
     pub batch_key: Uuid,
     /// Up to 5000.
     pub updates: Vec<JobUpdate>,
+    /// Jobs that the holder gives back, up to 5000; taken after the updates. One that it does not hold, or that runs,
+    /// stays as it is.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub release: Vec<Release>,
+}
+
+/// A Job that its holder gives back as it is, because none of its nodes can hold it. The Session is not given it
+/// again; another one may be.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Release {
+    /// The Job.
+    pub job_id: JobId,
+    /// Why, for `GET /jobs/{id}/why`: a sentence with the numbers.
+    pub message: String,
 }
 
 /// Why one update was not made. The others of the same call were.

@@ -30,6 +30,8 @@ pub(super) struct NodeState {
     latest_sec: f64,
     most_jobs: usize,
     aside: bool,
+    /// Aside for good.
+    retired: bool,
 }
 
 /// The free amounts of a node, or the largest of each over several nodes.
@@ -92,6 +94,7 @@ impl NodeState {
             latest_sec: f64::NEG_INFINITY,
             most_jobs,
             aside: false,
+            retired: false,
         }
     }
 
@@ -112,6 +115,14 @@ impl NodeState {
     /// Whether anything at all could be started here.
     pub(super) fn has_room(&self) -> bool {
         !self.aside && self.running.len() < self.most_jobs && self.free_cores > 0 && self.free_occupancy > 0
+    }
+
+    pub(super) fn retire(&mut self) {
+        self.retired = true;
+    }
+
+    pub(super) fn is_retired(&self) -> bool {
+        self.retired
     }
 
     pub(super) fn is_aside(&self) -> bool {

@@ -141,10 +141,13 @@ impl Packer {
         Ok(())
     }
 
-    fn misfit(&self, ask: &Ask) -> Option<String> {
+    /// Why the nodes of the allocation can't hold a Job even when all are empty; `None` when they can.
+    #[must_use]
+    pub fn misfit(&self, ask: &Ask) -> Option<String> {
         let wanted = Need::new(&ask.shape).nodes;
         let why: Vec<Option<String>> = self.kinds.iter().map(|kind| kind.misfit(&ask.shape)).collect();
-        let fitting = self.kind_of.iter().filter(|kind| why[**kind].is_none()).count();
+        let kept = self.kind_of.iter().zip(&self.nodes).filter(|(_, node)| !node.is_retired());
+        let fitting = kept.filter(|(kind, _)| why[**kind].is_none()).count();
         if fitting >= wanted {
             return None;
         }
@@ -153,6 +156,12 @@ impl Packer {
             Some(reason) => Some(format!("{wanted} nodes are asked for; only {fitting} could hold it: {reason}")),
             None => Some(format!("{wanted} nodes are asked for; the allocation has {fitting}")),
         }
+    }
+
+    /// Whether it is too late to start a Job, as of the last [`Packer::place`].
+    #[must_use]
+    pub fn is_late(&self, ask: &Ask) -> bool {
+        !self.in_time(&Line::new(ask))
     }
 
     /// A waiting Job is taken out. Whether it waited.
@@ -356,6 +365,14 @@ impl Packer {
     /// Starts nothing more on a node; what runs there goes on.
     pub fn set_aside(&mut self, node: usize) {
         self.keep_aside(node, true);
+    }
+
+    /// A node will not be used any more: set aside for good.
+    pub fn retire(&mut self, node: usize) {
+        if let Some(state) = self.nodes.get_mut(node) {
+            state.retire();
+            self.keep_aside(node, true);
+        }
     }
 
     /// Ends [`Packer::set_aside`].

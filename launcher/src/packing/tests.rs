@@ -315,6 +315,8 @@ fn pitfall_097_a_job_as_long_as_the_launcher_starts_and_a_longer_one_does_not() 
     push_all(&mut packer, [timed(1, shape(), 60), timed(2, shape(), 62)]);
     assert_eq!(started(&packer.place(20.0, 3_595.0)), [1]);
     assert_eq!(packer.why(JobId(2)).unwrap(), "it takes 62 min, and 60 min are left");
+    assert!(packer.is_late(&timed(2, shape(), 62)) && !packer.is_late(&timed(1, shape(), 60)));
+    assert!(!packer.is_late(&ask(3, shape())));
     // One that would be in time, but not after those that run, keeps no nodes.
     push_all(&mut packer, [timed(3, wide(2), 30)]);
     assert!(packer.place(30.0, 3_595.0).is_empty());
@@ -331,6 +333,17 @@ fn a_node_set_aside_gets_nothing_until_it_is_back() {
     assert!(packer.why(JobId(1)).unwrap().ends_with("(1 node set aside)"));
     packer.bring_back(0);
     assert_eq!(started(&place(&mut packer, 0.0)), [1]);
+}
+
+#[test]
+fn a_node_that_is_retired_holds_nothing_any_more() {
+    let mut packer = Packer::new(&nodes(3, 4, 0, 0, 0), SortBy::Fifo);
+    packer.set_aside(0);
+    assert_eq!(packer.misfit(&ask(1, wide(3))), None);
+    packer.retire(0);
+    assert_eq!(packer.misfit(&ask(1, wide(3))).unwrap(), "3 nodes are asked for; the allocation has 2");
+    push_all(&mut packer, [ask(2, wide(2))]);
+    assert_eq!(started(&place(&mut packer, 0.0)), [2]);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 //!
 //! `book` keeps who waits and who runs where; `demand` says what to ask for; `verdict` what an end means.
 
+mod asking;
 mod book;
 pub mod demand;
 mod doubts;
@@ -35,9 +36,10 @@ use crate::{
     process::tree,
     protocol::{Cause, Setup},
     report::{Reporter, Verdict},
-    session::{self, Asker, Backoff, Contact, Heard, chain},
+    session::{self, Asker, Contact, Heard, chain},
     stop::Deadline,
 };
+use asking::Asking;
 use book::Book;
 use demand::Terms;
 use doubts::Doubts;
@@ -108,17 +110,6 @@ struct Lease {
     asker: Asker,
     reporter: Reporter,
     signals: tokio::task::JoinHandle<()>,
-}
-
-/// Why a question to the service is not sent now.
-#[derive(Debug, Default)]
-struct Asking {
-    in_flight: bool,
-    not_before: Option<Instant>,
-    is_drained: bool,
-    /// The answer to the last question may have been lost, with Jobs in it.
-    maybe_lost: bool,
-    backoff: Backoff,
 }
 
 /// The ends of the channels on which things are heard.
@@ -225,7 +216,7 @@ impl Pilot {
         }
         for (worker, post) in posts.workers.iter().enumerate() {
             if post.is_some() {
-                book.set_aside(worker);
+                book.await_worker(worker);
             }
         }
         let terms = Terms {
@@ -359,8 +350,7 @@ impl Pilot {
                 self.asking.backoff.reset();
                 self.asking.is_drained = jobs.is_empty();
                 self.book.learn(names);
-                let refused = self.book.receive(jobs, Instant::now(), &self.deadline);
-                self.report(refused);
+                self.book.receive(jobs, Instant::now(), &self.deadline);
             }
             Heard::NotAcquired(_, wait) => {
                 self.asking.in_flight = false;
@@ -449,7 +439,8 @@ impl Pilot {
             return;
         }
         if self.losses[worker].len() > MAX_LOSSES || !self.book.is_local(worker) {
-            error!(worker, "its nodes are set aside");
+            error!(worker, "its nodes are not used any more");
+            self.book.retire(worker);
         } else {
             match self.fleet.start_here(worker) {
                 Ok(()) => self.book.bring_back(worker, None),
@@ -465,6 +456,15 @@ impl Pilot {
         // Without a Session they count for nothing: it took their Jobs with it.
         if let Some(lease) = &self.lease {
             updates.into_iter().for_each(|update| lease.reporter.push(update));
+        }
+    }
+
+    /// Tells the service which Jobs can't run here.
+    fn give_back(&mut self) {
+        let given_back = self.book.take_given_back();
+        // The end of a Session has given them back already.
+        if let Some(lease) = &self.lease {
+            given_back.into_iter().for_each(|release| lease.reporter.release(release));
         }
     }
 
@@ -490,6 +490,8 @@ impl Pilot {
             let failed = self.book.place(now, &self.deadline, &self.fleet);
             self.report(failed);
             self.book.feed(now, &self.deadline, &self.fleet);
+            self.book.give_back_late(now);
+            self.give_back();
             if now.saturating_duration_since(self.book.last_recall) >= RECALL_PERIOD {
                 self.book.recall(now, &self.fleet);
             }
@@ -502,41 +504,6 @@ impl Pilot {
         if self.book.is_empty() && self.lease.is_some() && !is_in_the_dark && now >= self.last_busy + idle {
             self.stop(Reason::new(ExitReason::Idle, format!("nothing to run for {:.0} s", idle.as_secs_f64())));
         }
-    }
-
-    /// Asks the service for Jobs when there is room and no question is under way.
-    fn ask(&mut self, now: Instant) {
-        let Some(lease) = &self.lease else { return };
-        if self.asking.in_flight || self.asking.not_before.is_some_and(|at| now < at) {
-            return;
-        }
-        let present = self.book.present(now, self.deadline.minutes_left(now), self.asking.is_drained);
-        let Some(question) = demand::question(&self.terms, &present) else { return };
-        self.asking.in_flight = true;
-        self.asking.not_before = None;
-        let (asker, heard, lost) = (lease.asker.clone(), self.mouths.heard.clone(), self.asking.maybe_lost);
-        let known = self.book.known_apps();
-        let (mine, wait) = (lost.then(|| self.book.held()), self.asking.backoff.wait());
-        let caught_up = lost.then(|| lease.reporter.caught_up());
-        tokio::spawn(async move {
-            // A Job that ended while the service was away looks as if it had never been started until its end
-            // is delivered, and would be taken for one whose acquire was lost.
-            if let Some(caught_up) = caught_up {
-                caught_up.await;
-            }
-            let answer = match asker.ask(&question, |id| known.contains(&id), mine.as_ref()).await {
-                Ok((jobs, names)) => Heard::Acquired(asker.session_id, jobs, names),
-                Err(error) if session::is_ended(&error) => Heard::Ended(asker.session_id),
-                Err(error) => {
-                    // Said once for each time that the service is away.
-                    if !lost {
-                        warn!(error = %chain(&error), "can't acquire Jobs");
-                    }
-                    Heard::NotAcquired(asker.session_id, wait)
-                }
-            };
-            drop(heard.send(answer));
-        });
     }
 
     /// Kills everything when the service has not been heard for nearly as long as it holds the Session:

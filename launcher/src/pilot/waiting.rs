@@ -109,6 +109,10 @@ impl Waiting {
         self.token_of.keys().copied()
     }
 
+    pub(super) fn all(&self) -> impl Iterator<Item = &Held> + '_ {
+        self.held.values()
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.held.is_empty()
     }

@@ -41,6 +41,8 @@ pub struct State {
     pub mood: Mood,
     jobs: HashMap<i64, Value>,
     session_of: HashMap<i64, i64>,
+    /// Which Session gave which Job back.
+    refused: HashSet<(i64, i64)>,
     /// Sessions that live, with the body that opened each.
     pub sessions: HashMap<i64, Value>,
     pub deleted: Vec<i64>,
@@ -54,6 +56,8 @@ pub struct State {
     pub stop: bool,
     /// Jobs whose updates are refused.
     pub not_held: HashSet<i64>,
+    /// Jobs that were given back, with the reason.
+    pub released: Vec<Value>,
     /// A call with an update of this Job is not understood.
     pub poison: Option<i64>,
 }
@@ -367,7 +371,8 @@ fn answer(shared: &Shared, method: &str, path: &str, query: &str, body: &Value) 
 
 fn acquire(state: &mut State, session: i64, wanted: &Value) -> Vec<Value> {
     let tags = wanted["filter_tags"].as_object().unwrap().clone();
-    let mut ids: Vec<i64> = state.jobs.keys().copied().filter(|id| !state.session_of.contains_key(id)).collect();
+    let is_free = |id: &i64| !state.session_of.contains_key(id) && !state.refused.contains(&(session, *id));
+    let mut ids: Vec<i64> = state.jobs.keys().copied().filter(is_free).collect();
     ids.sort_unstable();
     let (mut taken, mut sum) = (Vec::new(), 0.0);
     for id in ids {
@@ -396,6 +401,7 @@ fn update(state: &mut State, changed: &Condvar, session: i64, body: &Value) -> O
         return problem(422, "invalid");
     }
     let mut rejected = Vec::new();
+    let released = body["release"].as_array().cloned().unwrap_or_default();
     if state.keys.insert(body["batch_key"].as_str().unwrap().to_owned()) {
         for (index, update) in updates.iter().enumerate() {
             let job = update["job_id"].as_i64().unwrap();
@@ -414,6 +420,12 @@ fn update(state: &mut State, changed: &Condvar, session: i64, body: &Value) -> O
                 state.session_of.remove(&job);
                 state.cancel.retain(|cancelled| *cancelled != job);
             }
+        }
+        for release in released {
+            let job = release["job_id"].as_i64().unwrap();
+            state.session_of.remove(&job);
+            state.refused.insert((session, job));
+            state.released.push(release);
         }
     } else {
         state.doubled_keys += 1;

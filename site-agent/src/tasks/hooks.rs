@@ -237,7 +237,7 @@ async fn report(
             Ok(0) => return Ok(()),
             Ok(_) => {}
         }
-        let updates = Updates { batch_key: Uuid::new_v4(), updates };
+        let updates = Updates { batch_key: Uuid::new_v4(), updates, release: Vec::new() };
         let mut backoff = Backoff::new(MAX_BACKOFF);
         loop {
             match context.api.client().send_updates(id, &updates).await {

@@ -1,0 +1,336 @@
+//! The pilot's book: which Jobs wait here, which run in which slot of which worker, and which are given back.
+//!
+//! `starts` decides by the packer who starts where and tells workers; `ends` turns what they report into
+//! updates for the service, and ends runs.
+
+mod ends;
+mod starts;
+
+use std::{
+    collections::{BTreeSet, HashMap, HashSet},
+    time::{Duration, Instant},
+};
+
+use copal_schemas::{AppId, JobId, job::Job, session::Release, settings::SortBy};
+use tracing::info;
+
+use super::{
+    demand::Present,
+    rate::Rate,
+    waiting::{Held, Waiting},
+};
+use crate::{
+    apps::Apps,
+    hardware::NodeHardware,
+    mode::task::{Classes, Workshop},
+    nodes::Node,
+    packing::{Ask, Packer},
+    protocol::{RunId, Slot, SlotId},
+    stop::Deadline,
+};
+
+/// How often is looked for Jobs for which the time has become too short.
+const LATE_PERIOD: Duration = Duration::from_secs(10);
+
+/// A run that a worker has.
+#[derive(Debug)]
+struct Run {
+    held: Held,
+    worker: usize,
+    /// Where it runs; `None` while it is a follower.
+    slot: Option<SlotId>,
+    has_started: bool,
+    /// The service does not want to hear of it any more.
+    is_lost: bool,
+    /// The same Job, acquired again while its lost run is still being ended.
+    successor: Option<Box<Job>>,
+}
+
+/// A place that one Job after the other runs in.
+#[derive(Debug)]
+struct SlotState {
+    slot: Slot,
+    /// By which name the packer knows it.
+    token: JobId,
+    worker: usize,
+    nodes: Vec<String>,
+    gpus: Vec<String>,
+}
+
+/// What a worker has.
+#[derive(Debug, Default)]
+struct Post {
+    /// Places on the list of nodes.
+    nodes: Vec<usize>,
+    /// What its nodes have is only guessed until it says so.
+    is_awaited: bool,
+    followers: usize,
+    slots: HashMap<u64, usize>,
+    rate: Rate,
+}
+
+/// The book.
+#[derive(Debug)]
+pub(super) struct Book {
+    start: Instant,
+    nodes: Vec<Node>,
+    of_node: Vec<usize>,
+    posts: Vec<Post>,
+    packer: Packer,
+    workshop: Workshop,
+    apps: Apps,
+    classes: Classes,
+    waiting: Waiting,
+    /// Jobs that no node known so far can hold, while some are awaited.
+    doubtful: Vec<Job>,
+    /// Jobs that can't run here, until the service is told.
+    given_back: Vec<Release>,
+    runs: HashMap<RunId, Run>,
+    run_of: HashMap<JobId, RunId>,
+    slots: HashMap<SlotId, SlotState>,
+    /// The packer's names of the slots.
+    tokens: HashSet<JobId>,
+    /// Runs with a checkpoint, by its grace in milliseconds.
+    checkpoints: BTreeSet<(u64, RunId)>,
+    next_id: u64,
+    rate: Rate,
+    mean_nodes: f64,
+    started: u64,
+    pub(super) last_recall: Instant,
+    last_late: Instant,
+}
+
+impl Book {
+    pub(super) fn new(nodes: Vec<Node>, of_node: Vec<usize>, sort_by: SortBy, workshop: Workshop) -> Self {
+        let workers = of_node.iter().max().map_or(0, |last| last + 1);
+        let mut posts: Vec<Post> = (0..workers).map(|_| Post::default()).collect();
+        for (node, worker) in of_node.iter().enumerate() {
+            posts[*worker].nodes.push(node);
+        }
+        Self {
+            start: Instant::now(),
+            packer: Packer::new(&nodes, sort_by),
+            apps: Apps::new(workshop.site.clone()),
+            nodes,
+            of_node,
+            posts,
+            workshop,
+            classes: Classes::default(),
+            waiting: Waiting::default(),
+            doubtful: Vec::new(),
+            given_back: Vec::new(),
+            runs: HashMap::new(),
+            run_of: HashMap::new(),
+            slots: HashMap::new(),
+            tokens: HashSet::new(),
+            checkpoints: BTreeSet::new(),
+            next_id: 1,
+            rate: Rate::default(),
+            mean_nodes: 1.0,
+            started: 0,
+            last_recall: Instant::now(),
+            last_late: Instant::now(),
+        }
+    }
+
+    pub(super) fn limit_jobs_per_node(&mut self, limit: usize) {
+        self.packer.limit_jobs_per_node(limit.max(1));
+    }
+
+    /// Starts nothing on the nodes of a worker until it has arrived.
+    pub(super) fn await_worker(&mut self, worker: usize) {
+        self.posts[worker].is_awaited = true;
+        self.set_aside(worker);
+    }
+
+    /// Starts nothing more on the nodes of a worker.
+    pub(super) fn set_aside(&mut self, worker: usize) {
+        for node in &self.posts[worker].nodes {
+            self.packer.set_aside(*node);
+        }
+    }
+
+    /// The worker is there, and perhaps says what its node has.
+    pub(super) fn bring_back(&mut self, worker: usize, hardware: Option<NodeHardware>) {
+        self.posts[worker].is_awaited = false;
+        for node in self.posts[worker].nodes.clone() {
+            self.equip(node, hardware.as_ref());
+        }
+        self.judge_again();
+    }
+
+    /// The nodes of a worker will not be used any more: Jobs that only they could hold are given back.
+    pub(super) fn retire(&mut self, worker: usize) {
+        self.posts[worker].is_awaited = false;
+        for node in &self.posts[worker].nodes {
+            self.packer.retire(*node);
+        }
+        self.judge_again();
+    }
+
+    fn equip(&mut self, node: usize, hardware: Option<&NodeHardware>) {
+        if let Some(hardware) = hardware {
+            let Node { name, is_local, .. } = self.nodes[node].clone();
+            self.nodes[node] = Node::new(name, hardware.clone(), is_local);
+            self.packer.set_node(node, &self.nodes[node]);
+        }
+        self.packer.bring_back(node);
+    }
+
+    /// Judges anew which Jobs can run here, now that more is known of the nodes.
+    fn judge_again(&mut self) {
+        for job in std::mem::take(&mut self.doubtful) {
+            self.enqueue(Box::new(job));
+        }
+        let misfits: Vec<(JobId, String)> =
+            self.waiting.all().filter_map(|held| Some((held.job.id, self.packer.misfit(&held.ask)?))).collect();
+        for (job, reason) in misfits {
+            if let Some(held) = self.waiting.take_job(job) {
+                self.packer.withdraw(held.ask.job);
+                self.turn_away(*held.job, reason);
+            }
+        }
+    }
+
+    /// A Job that no node can hold is given back, unless nodes are still awaited that perhaps can.
+    fn turn_away(&mut self, job: Job, reason: String) {
+        if self.posts.iter().any(|post| post.is_awaited) {
+            self.doubtful.push(job);
+        } else {
+            self.give_back(&job, reason);
+        }
+    }
+
+    fn give_back(&mut self, job: &Job, message: String) {
+        info!(job.id = %job.id, "gives a Job back: {message}");
+        self.given_back.push(Release { job_id: job.id, message });
+    }
+
+    /// The Jobs to give back, which are not held here any more.
+    pub(super) fn take_given_back(&mut self) -> Vec<Release> {
+        std::mem::take(&mut self.given_back)
+    }
+
+    pub(super) fn is_local(&self, worker: usize) -> bool {
+        self.posts[worker].nodes.first().is_none_or(|node| self.nodes[*node].is_local || self.workshop.mpi.is_some())
+    }
+
+    pub(super) fn learn(&mut self, names: HashMap<AppId, String>) {
+        self.apps.learn(names);
+    }
+
+    pub(super) fn known_apps(&self) -> HashSet<AppId> {
+        self.apps.known()
+    }
+
+    /// How many workers there are.
+    pub(super) fn workers(&self) -> usize {
+        self.posts.len()
+    }
+
+    /// Whether no worker has anything to run.
+    pub(super) fn is_empty(&self) -> bool {
+        self.runs.is_empty()
+    }
+
+    /// Runs that workers have.
+    pub(super) fn running(&self) -> usize {
+        self.runs.len()
+    }
+
+    /// Runs that have started so far.
+    pub(super) fn started(&self) -> u64 {
+        self.started
+    }
+
+    pub(super) fn has_followers(&self) -> bool {
+        self.posts.iter().any(|post| post.followers > 0)
+    }
+
+    /// The Jobs that are here.
+    pub(super) fn held(&self) -> HashSet<JobId> {
+        let doubtful = self.doubtful.iter().map(|job| job.id);
+        self.run_of.keys().copied().chain(self.waiting.jobs()).chain(doubtful).collect()
+    }
+
+    /// How things are, for the next question to the service.
+    pub(super) fn present(&mut self, now: Instant, minutes_left: i32, is_drained: bool) -> Present {
+        Present {
+            room: self.packer.room(),
+            waiting: self.waiting.narrow(),
+            waiting_nodes: self.waiting.narrow_nodes(),
+            wide_waits: self.waiting.wide() > 0,
+            rate: self.rate.per_sec(now),
+            mean_nodes: self.mean_nodes,
+            minutes_left,
+            is_drained,
+        }
+    }
+
+    /// Takes Jobs that the service gave.
+    pub(super) fn receive(&mut self, jobs: Vec<Job>, now: Instant, deadline: &Deadline) {
+        let left = deadline.term_at.saturating_duration_since(now).as_secs_f64();
+        for job in jobs {
+            match job.checkpoint.as_ref().map(|checkpoint| checkpoint.grace_sec) {
+                Some(grace) if grace >= left => {
+                    self.give_back(&job, format!("it takes {grace} s to save its state, and {left:.0} s are left"));
+                }
+                _ => self.enqueue(Box::new(job)),
+            }
+        }
+    }
+
+    /// Gives back Jobs for which the time has become too short while they waited: another launcher may have more.
+    pub(super) fn give_back_late(&mut self, now: Instant) {
+        if now.saturating_duration_since(self.last_late) < LATE_PERIOD {
+            return;
+        }
+        self.last_late = now;
+        let late: Vec<JobId> =
+            self.waiting.all().filter(|held| self.packer.is_late(&held.ask)).map(|held| held.job.id).collect();
+        for job in late {
+            if let Some(held) = self.waiting.take_job(job) {
+                let reason = self.packer.why(held.ask.job).unwrap_or_else(|| "too little time is left".into());
+                self.packer.withdraw(held.ask.job);
+                self.give_back(&held.job, reason);
+            }
+        }
+    }
+
+    /// Takes a Job in: it waits, or it waits until its lost run is gone, or it is turned away.
+    fn enqueue(&mut self, job: Box<Job>) {
+        if let Some(run) = self.run_of.get(&job.id) {
+            // No Job runs twice at the same time: the lost run must be gone first.
+            if let Some(run) = self.runs.get_mut(run).filter(|run| run.is_lost) {
+                run.successor = Some(job);
+            }
+            return;
+        }
+        if self.waiting.has(job.id) {
+            return;
+        }
+        let shape = job.shape();
+        let mut ask = Ask::from(&*job);
+        // A slot keeps the name of the Job that opened it, which may be back before the slot is closed.
+        if self.tokens.contains(&ask.job) {
+            self.next_id += 1;
+            ask.job = JobId(-i64::try_from(self.next_id).unwrap_or(i64::MAX));
+        }
+        if let Err(misfit) = self.packer.push(ask.clone()) {
+            self.turn_away(*job, misfit.reason);
+            return;
+        }
+        let nodes = f64::from(shape.num_nodes) / f64::from(shape.node_packing_count.max(1));
+        self.mean_nodes += (nodes - self.mean_nodes) / 64.0;
+        self.waiting.add(Held { class: self.classes.of(&shape), is_wide: shape.num_nodes > 1, nodes, ask, job });
+    }
+
+    fn id(&mut self) -> u64 {
+        self.next_id += 1;
+        self.next_id
+    }
+}
+
+fn milliseconds(seconds: f64) -> u64 {
+    (seconds.clamp(0.0, 1e9) * 1_000.0) as u64
+}
