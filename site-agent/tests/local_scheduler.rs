@@ -55,6 +55,7 @@ impl Bed {
             wall_time_min: 10,
             script,
             output: self.site.qsubmit().join(format!("{key}.out")),
+            avoid: Vec::new(),
         }
     }
 
@@ -121,7 +122,7 @@ async fn a_script_runs_and_its_end_is_told_at_once() {
     assert_eq!(scheduler.find("cp2").await.unwrap(), None);
     loop {
         // Woken, not polled: once when it runs, once when it has ended.
-        scheduler.changed().notified().await;
+        scheduler.changed().await;
         if let Status::Ended(ending) = status(&scheduler, &job).await {
             assert_eq!((ending.reason, ending.exit_code, ending.signal), (EndReason::Failed, Some(7), None));
             assert!(ending.start.unwrap() <= ending.end.unwrap());

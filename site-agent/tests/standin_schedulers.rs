@@ -64,7 +64,7 @@ impl Bed {
         fs::write(&script, format!("#!/bin/bash\n{text}\n")).unwrap();
         fs::set_permissions(&script, fs::Permissions::from_mode(0o700)).unwrap();
         let output = self.site.qsubmit().join(format!("{key}.out"));
-        SubmitSpec { key: key.into(), num_nodes: 1, wall_time_min: 10, script, output }
+        SubmitSpec { key: key.into(), num_nodes: 1, wall_time_min: 10, script, output, avoid: Vec::new() }
     }
 
     async fn submit(&self, key: &str, text: &str) -> Tracked {
@@ -159,7 +159,7 @@ async fn a_pbs_server() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_lsf_cluster() {
-    if inside("lsf", "an_lsf_cluster", &["bsub", "bjobs", "bkill"]) {
+    if inside("lsf", "an_lsf_cluster", &["bsub", "bjobs", "bhist", "bkill"]) {
         Bed::new("lsf", "#BSUB").whole_life().await;
     }
 }

@@ -1,19 +1,24 @@
 //! Cobalt: argv in, text out; reading the text is `cobalt/parse.rs`. Cobalt forgets a job when it ends;
 //! how it ended stands in the log that Cobalt writes beside the script.
 
+pub mod nodes;
 pub mod parse;
 
-use std::{fs, path::PathBuf, time::Duration};
+use std::{collections::BTreeMap, fs, path::PathBuf, time::Duration};
 
 use copal_client::SiteDir;
-use copal_schemas::batch_job::SchedulerId;
-use futures_util::future::{BoxFuture, FutureExt};
-use tokio::sync::Notify;
+use copal_schemas::{
+    batch_job::SchedulerId,
+    site::{BackfillWindow, NodeStates},
+};
 
 use super::{
-    Scheduler, SchedulerError, Status, SubmitError, SubmitSpec, Tracked,
-    command::{CommandError, Runner},
+    Adapter, SchedulerError, Status, SubmitError, SubmitSpec, Tracked,
+    command::{CommandError, Runner, batches},
+    ids,
+    listing::Listing,
     reply::SubmitReply,
+    user_name,
 };
 
 const RUNNER: Runner = Runner { limit: Duration::from_secs(90), env: &[("QSTAT_HEADER", parse::HEADER)], scrub };
@@ -28,14 +33,13 @@ fn scrub(name: &str) -> bool {
 pub struct Cobalt {
     /// The Site's `qsubmit` folder.
     folder: PathBuf,
-    changed: Notify,
 }
 
 impl Cobalt {
     /// The system on which this Site is.
     #[must_use]
     pub fn new(site: &SiteDir) -> Self {
-        Self { folder: site.qsubmit(), changed: Notify::new() }
+        Self { folder: site.qsubmit() }
     }
 
     fn log_path(&self, key: &str) -> PathBuf {
@@ -47,69 +51,60 @@ impl Cobalt {
         fs::read(self.log_path(key)).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
     }
 
-    async fn submit_script(&self, spec: &SubmitSpec) -> Result<SchedulerId, SubmitError> {
-        let (output, script) = (spec.output.display().to_string(), spec.script.display().to_string());
-        let log = self.log_path(&spec.key).display().to_string();
-        let args =
-            ["--mode", "script", "--jobname", &spec.key, "--debuglog", &log, "-o", &output, "-e", &output, &script];
-        let answer = RUNNER.run("qsub", &args).await.map_err(|error| SubmitError::Unsure(error.into()))?;
-        SubmitReply::read(&answer, parse::job_id).outcome("qsub")
-    }
-
     /// All jobs of the user that are not over.
-    async fn rows(&self) -> Result<Vec<parse::Row>, SchedulerError> {
-        let user = nix::unistd::User::from_uid(nix::unistd::getuid()).ok().flatten().map(|user| user.name);
+    async fn jobs(&self) -> Result<Listing<parse::Row>, SchedulerError> {
+        let user = user_name();
         let args: Vec<&str> = user.as_deref().map_or_else(Vec::new, |user| vec!["-u", user]);
         let text = RUNNER.run_ok("qstat", &args).await?;
         parse::qstat(&text).map_err(|text| SchedulerError::Answer { command: "qstat".into(), text })
     }
+}
 
-    async fn find_name(&self, key: &str) -> Result<Option<SchedulerId>, SchedulerError> {
-        let listed = self.rows().await?.into_iter().rfind(|row| row.name == key).map(|row| row.id);
-        Ok(listed.or_else(|| parse::logged_id(&self.log(key))).map(SchedulerId))
+impl Adapter for Cobalt {
+    async fn submit(&self, spec: &SubmitSpec) -> Result<SchedulerId, SubmitError> {
+        let (output, script) = (spec.output.display().to_string(), spec.script.display().to_string());
+        let log = self.log_path(&spec.key).display().to_string();
+        // Cobalt has no option that leaves single nodes out.
+        let args =
+            ["--mode", "script", "--jobname", &spec.key, "--debuglog", &log, "-o", &output, "-e", &output, &script];
+        let answer = RUNNER.run("qsub", &args).await.map_err(|error| SubmitError::Unsure(error.into()))?;
+        SubmitReply::read("qsub", &answer, parse::job_id).outcome("qsub")
     }
 
-    async fn look(&self, jobs: &[Tracked]) -> Result<Vec<Status>, SchedulerError> {
-        let rows = self.rows().await?;
-        let status = |job: &Tracked| match rows.iter().rfind(|row| row.name == job.key) {
-            Some(row) => row.status(),
-            None => parse::ending(&self.log(&job.key)).map_or(Status::Absent, Status::Ended),
+    async fn find(&self, key: &str) -> Result<Option<SchedulerId>, SchedulerError> {
+        let listed = self.jobs().await?.find(key);
+        Ok(listed.or_else(|| parse::logged_id(&self.log(key)).map(SchedulerId)))
+    }
+
+    async fn statuses(&self, jobs: &[Tracked]) -> Result<Vec<Status>, SchedulerError> {
+        let listing = self.jobs().await?;
+        let status = |job: &Tracked| match listing.status(job) {
+            // What it has logged is evidence, whatever the list lacks.
+            unseen @ (Status::Absent | Status::Unknown) => {
+                parse::ending(&self.log(&job.key)).map_or(unseen, Status::Ended)
+            }
+            seen => seen,
         };
         Ok(jobs.iter().map(status).collect())
     }
 
-    async fn cancel_jobs(&self, jobs: &[Tracked]) -> Result<(), SchedulerError> {
-        let ids: Vec<&str> = jobs.iter().map(|job| job.id.0.as_str()).collect();
-        match RUNNER.run_ok("qdel", &ids).await {
-            Err(CommandError::Failed { text, .. }) if parse::is_over(&text) => Ok(()),
-            answer => Ok(answer.map(drop)?),
+    async fn cancel(&self, jobs: &[Tracked]) -> Result<(), SchedulerError> {
+        for ids in batches(&ids(jobs)) {
+            match RUNNER.run_ok("qdel", ids).await {
+                Err(CommandError::Failed { text, .. }) if parse::is_over(&text) => {}
+                answer => drop(answer?),
+            }
         }
+        Ok(())
     }
 }
 
-impl Scheduler for Cobalt {
-    fn submit<'a>(&'a self, spec: &'a SubmitSpec) -> BoxFuture<'a, Result<SchedulerId, SubmitError>> {
-        self.submit_script(spec).boxed()
-    }
+/// What the nodes of each queue do.
+pub async fn node_states() -> Option<BTreeMap<String, NodeStates>> {
+    nodes::states(&RUNNER.run_ok("nodelist", &[]).await.ok()?)
+}
 
-    fn find<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Option<SchedulerId>, SchedulerError>> {
-        self.find_name(key).boxed()
-    }
-
-    fn statuses<'a>(&'a self, jobs: &'a [Tracked]) -> BoxFuture<'a, Result<Vec<Status>, SchedulerError>> {
-        self.look(jobs).boxed()
-    }
-
-    fn cancel<'a>(&'a self, jobs: &'a [Tracked]) -> BoxFuture<'a, Result<(), SchedulerError>> {
-        self.cancel_jobs(jobs).boxed()
-    }
-
-    fn lost_after(&self) -> Duration {
-        Duration::from_secs(30)
-    }
-
-    /// Cobalt tells nobody; the period finds out.
-    fn changed(&self) -> &Notify {
-        &self.changed
-    }
+/// What each queue could start now: nodes that are idle, for as long as Cobalt leaves them free.
+pub async fn backfill_windows() -> Option<BTreeMap<String, Vec<BackfillWindow>>> {
+    nodes::windows(&RUNNER.run_ok("nodelist", &[]).await.ok()?)
 }

@@ -17,6 +17,25 @@ use crate::process::send_group;
 
 /// The most bytes that are read of each stream. A queue of 100,000 jobs needs a tenth of it.
 const MAX_OUTPUT: u64 = 64 * 1024 * 1024;
+/// The most bytes of ids on one command line. The system takes more; a scheduler's own buffers may not.
+const MAX_BATCH: usize = 16 * 1024;
+
+/// Splits words that go on command lines, such as ids, so that each line stays short.
+pub fn batches<'a, 'b>(words: &'a [&'b str]) -> impl Iterator<Item = &'a [&'b str]> {
+    let mut rest = words;
+    std::iter::from_fn(move || {
+        let mut length = 0;
+        let fits = |word: &&&str| {
+            length += word.len() + 1;
+            length <= MAX_BATCH
+        };
+        // One word goes alone, however long it is.
+        let count = rest.iter().take_while(fits).count().max(1).min(rest.len());
+        let (batch, after) = rest.split_at(count);
+        rest = after;
+        (!batch.is_empty()).then_some(batch)
+    })
+}
 
 /// What a command said.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,6 +91,12 @@ pub enum CommandError {
         command: String,
         /// The limit.
         seconds: u64,
+    },
+    /// It printed more than is read: what is missing, nobody knows.
+    #[error("{command} printed more than {} MiB", MAX_OUTPUT / 1_048_576)]
+    TooLong {
+        /// The command.
+        command: String,
     },
     /// It ended with an error.
     #[error("{command} failed with {status}: {text}")]
@@ -150,7 +175,8 @@ async fn run(runner: &Runner, program: &str, args: &[&str], input: Stdio) -> Res
     };
     let failed = |status: String, text: String| CommandError::Failed { command: program.into(), status, text };
     match tokio::time::timeout(limit, work).await {
-        Ok((Ok(status), stdout, stderr)) => Ok(output(status, stdout, stderr)),
+        Ok((Ok(_), Stream { is_whole: false, .. }, _)) => Err(CommandError::TooLong { command: program.into() }),
+        Ok((Ok(status), stdout, stderr)) => Ok(output(status, stdout.bytes, stderr.bytes)),
         Ok((Err(error), ..)) => Err(failed("no exit code".into(), error.to_string())),
         Err(_) => {
             if let Some(group) = group {
@@ -162,15 +188,22 @@ async fn run(runner: &Runner, program: &str, args: &[&str], input: Stdio) -> Res
     }
 }
 
-async fn read(stream: Option<impl AsyncRead + Unpin>) -> Vec<u8> {
+/// What was read of a stream.
+struct Stream {
+    bytes: Vec<u8>,
+    is_whole: bool,
+}
+
+async fn read(stream: Option<impl AsyncRead + Unpin>) -> Stream {
     let mut bytes = Vec::new();
+    let mut is_whole = true;
     if let Some(mut stream) = stream {
         // What could be read before an error is still what the command said.
         let _ = (&mut stream).take(MAX_OUTPUT).read_to_end(&mut bytes).await;
         // The rest is taken and dropped, or the command would hang on a full pipe.
-        let _ = tokio::io::copy(&mut stream, &mut tokio::io::sink()).await;
+        is_whole = tokio::io::copy(&mut stream, &mut tokio::io::sink()).await.is_ok_and(|dropped| dropped == 0);
     }
-    bytes
+    Stream { bytes, is_whole }
 }
 
 fn output(status: ExitStatus, stdout: Vec<u8>, stderr: Vec<u8>) -> Output {
@@ -201,6 +234,29 @@ mod tests {
         assert!(started.elapsed() < Duration::from_secs(10));
         let left = RUNNER.run("pgrep", &["-f", &format!("^sleep {mark}")]).await.unwrap();
         assert_eq!(left.stdout, "");
+    }
+
+    #[tokio::test]
+    async fn pitfall_071_a_flood_of_output_is_bounded_and_no_answer() {
+        let error = RUNNER.run("head", &["-c", "100000000", "/dev/zero"]).await.unwrap_err();
+        assert_eq!(error.to_string(), "head printed more than 64 MiB");
+        // A flood of complaints is no reason to doubt the answer.
+        let output = RUNNER.run("sh", &["-c", "echo 41; head -c 100000000 /dev/zero >&2"]).await.unwrap();
+        assert_eq!((output.stdout.as_str(), output.code), ("41\n", Some(0)));
+        assert!(output.complaint().len() <= 4 * 2_000);
+    }
+
+    #[test]
+    fn pitfall_050_no_command_line_grows_with_the_number_of_jobs() {
+        let ids: Vec<String> = (1_000_000..1_010_000).map(|id| format!("{id}.a-server.example.org")).collect();
+        let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
+        let parts: Vec<&[&str]> = batches(&ids).collect();
+        assert!(parts.len() < 25, "10,000 jobs are cancelled by {} commands", parts.len());
+        assert!(parts.iter().all(|part| part.iter().map(|id| id.len() + 1).sum::<usize>() <= MAX_BATCH));
+        assert_eq!(parts.concat(), ids);
+        assert_eq!(batches(&[]).count(), 0);
+        let long = "x".repeat(MAX_BATCH * 2);
+        assert_eq!(batches(&["a", &long, "b"]).collect::<Vec<_>>(), [&["a"][..], &[&long], &["b"]]);
     }
 
     #[tokio::test]

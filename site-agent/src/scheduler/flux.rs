@@ -3,15 +3,19 @@
 
 pub mod parse;
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
-use copal_schemas::{batch_job::SchedulerId, resources::NodeShape};
-use futures_util::future::{BoxFuture, FutureExt};
-use tokio::sync::Notify;
+use copal_schemas::{
+    batch_job::SchedulerId,
+    resources::NodeShape,
+    site::{ALL_NODES, NodeStates},
+};
 
 use super::{
-    Scheduler, SchedulerError, Status, SubmitError, SubmitSpec, Tracked,
-    command::{CommandError, Runner},
+    Adapter, SchedulerError, Status, SubmitError, SubmitSpec, Tracked,
+    command::{CommandError, Runner, batches},
+    ids,
+    listing::Listing,
     reply::SubmitReply,
 };
 
@@ -23,49 +27,48 @@ fn scrub(name: &str) -> bool {
 }
 
 /// A Flux instance, through its commands.
-#[derive(Default)]
-pub struct Flux {
-    changed: Notify,
-}
+pub struct Flux;
 
 impl Flux {
-    async fn submit_script(&self, spec: &SubmitSpec) -> Result<SchedulerId, SubmitError> {
+    /// All jobs of the user, those that ended included.
+    async fn jobs(&self) -> Result<Listing<parse::Row>, SchedulerError> {
+        let answer = RUNNER.run("flux", &["jobs", "-a", "-n", "-c", "0", "-o", parse::FORMAT]).await?;
+        Ok(parse::jobs(&answer.success("flux jobs")?))
+    }
+}
+
+impl Adapter for Flux {
+    async fn submit(&self, spec: &SubmitSpec) -> Result<SchedulerId, SubmitError> {
         let name = format!("--job-name={}", spec.key);
         let output = format!("--output={}", spec.output.display());
+        let avoid = format!("--requires=-host:{}", spec.avoid.join(","));
         let script = spec.script.display().to_string();
-        let answer = RUNNER
-            .run("flux", &["batch", &name, &output, &script])
-            .await
-            .map_err(|error| SubmitError::Unsure(error.into()))?;
-        SubmitReply::read(&answer, parse::job_id).outcome("flux batch")
-    }
-
-    /// All jobs of the user, those that ended included.
-    async fn rows(&self) -> Result<Vec<parse::Row>, SchedulerError> {
-        let answer = RUNNER.run("flux", &["jobs", "-a", "-n", "-c", "0", "-o", parse::FORMAT]).await?;
-        parse::jobs(&answer.success("flux jobs")?)
-            .map_err(|text| SchedulerError::Answer { command: "flux jobs".into(), text })
-    }
-
-    async fn find_name(&self, key: &str) -> Result<Option<SchedulerId>, SchedulerError> {
-        // The newest comes first.
-        Ok(self.rows().await?.into_iter().find(|row| row.name == key).map(|row| SchedulerId(row.id)))
-    }
-
-    async fn look(&self, jobs: &[Tracked]) -> Result<Vec<Status>, SchedulerError> {
-        let rows = self.rows().await?;
-        let status =
-            |job: &Tracked| rows.iter().find(|row| row.name == job.key).map_or(Status::Absent, parse::Row::status);
-        Ok(jobs.iter().map(status).collect())
-    }
-
-    async fn cancel_jobs(&self, jobs: &[Tracked]) -> Result<(), SchedulerError> {
-        // TERM to the script, KILL after the instance's kill-timeout.
-        let args: Vec<&str> = std::iter::once("cancel").chain(jobs.iter().map(|job| job.id.0.as_str())).collect();
-        match RUNNER.run_ok("flux", &args).await {
-            Err(CommandError::Failed { text, .. }) if parse::is_over(&text) => Ok(()),
-            answer => Ok(answer.map(drop)?),
+        let mut args = vec!["batch", &name, &output];
+        if !spec.avoid.is_empty() {
+            args.push(&avoid);
         }
+        args.push(&script);
+        let answer = RUNNER.run("flux", &args).await.map_err(|error| SubmitError::Unsure(error.into()))?;
+        SubmitReply::read("flux-batch", &answer, parse::job_id).outcome("flux batch")
+    }
+
+    async fn find(&self, key: &str) -> Result<Option<SchedulerId>, SchedulerError> {
+        Ok(self.jobs().await?.find(key))
+    }
+
+    async fn statuses(&self, jobs: &[Tracked]) -> Result<Vec<Status>, SchedulerError> {
+        Ok(self.jobs().await?.statuses(jobs))
+    }
+
+    async fn cancel(&self, jobs: &[Tracked]) -> Result<(), SchedulerError> {
+        // TERM to the script, KILL after the instance's kill-timeout.
+        for ids in batches(&ids(jobs)) {
+            match RUNNER.run_ok("flux", &[&["cancel"], ids].concat()).await {
+                Err(CommandError::Failed { text, .. }) if parse::is_over(&text) => {}
+                answer => drop(answer?),
+            }
+        }
+        Ok(())
     }
 }
 
@@ -75,29 +78,9 @@ pub async fn node_shape() -> Option<NodeShape> {
     parse::node_shape(&RUNNER.run_ok("flux", &args).await.ok()?)
 }
 
-impl Scheduler for Flux {
-    fn submit<'a>(&'a self, spec: &'a SubmitSpec) -> BoxFuture<'a, Result<SchedulerId, SubmitError>> {
-        self.submit_script(spec).boxed()
-    }
-
-    fn find<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Option<SchedulerId>, SchedulerError>> {
-        self.find_name(key).boxed()
-    }
-
-    fn statuses<'a>(&'a self, jobs: &'a [Tracked]) -> BoxFuture<'a, Result<Vec<Status>, SchedulerError>> {
-        self.look(jobs).boxed()
-    }
-
-    fn cancel<'a>(&'a self, jobs: &'a [Tracked]) -> BoxFuture<'a, Result<(), SchedulerError>> {
-        self.cancel_jobs(jobs).boxed()
-    }
-
-    fn lost_after(&self) -> Duration {
-        Duration::from_secs(30)
-    }
-
-    /// Looked at by the period.
-    fn changed(&self) -> &Notify {
-        &self.changed
-    }
+/// What the nodes of the instance do. Which of them a queue may use, it does not tell in one form.
+pub async fn node_states() -> Option<BTreeMap<String, NodeStates>> {
+    let args = ["resource", "list", "-n", "-s", "free,allocated,down", "-o", "{state}|{nnodes}"];
+    let states = parse::node_states(&RUNNER.run_ok("flux", &args).await.ok()?);
+    Some([(ALL_NODES.to_owned(), states)].into())
 }

@@ -25,12 +25,11 @@ use copal_schemas::{
     resources::NodeShape,
     settings::{LauncherSettings, Settings},
 };
-use futures_util::future::{BoxFuture, FutureExt};
 use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize};
 use tokio::{io::AsyncReadExt, process::Command, sync::Notify};
 
-use super::{EndReason, Ending, Scheduler, SchedulerError, Status, SubmitError, SubmitSpec, Tracked, command::Runner};
+use super::{Adapter, EndReason, Ending, SchedulerError, Status, SubmitError, SubmitSpec, Tracked, command::Runner};
 use crate::{
     process::{self, ProcessId},
     records::{self, RecordError},
@@ -427,31 +426,25 @@ impl Inner {
     }
 }
 
-impl Scheduler for LocalScheduler {
-    fn submit<'a>(&'a self, spec: &'a SubmitSpec) -> BoxFuture<'a, Result<SchedulerId, SubmitError>> {
-        async { self.inner.submit(spec) }.boxed()
+impl Adapter for LocalScheduler {
+    async fn submit(&self, spec: &SubmitSpec) -> Result<SchedulerId, SubmitError> {
+        self.inner.submit(spec)
     }
 
-    fn find<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Option<SchedulerId>, SchedulerError>> {
-        async {
-            let job = records::read::<LocalJob>(&self.inner.files(key).job())?;
-            Ok(job.map(|job| SchedulerId(job.id.to_string())))
+    async fn find(&self, key: &str) -> Result<Option<SchedulerId>, SchedulerError> {
+        let job = records::read::<LocalJob>(&self.inner.files(key).job())?;
+        Ok(job.map(|job| SchedulerId(job.id.to_string())))
+    }
+
+    async fn statuses(&self, jobs: &[Tracked]) -> Result<Vec<Status>, SchedulerError> {
+        jobs.iter().map(|job| Ok(self.inner.status(job)?)).collect()
+    }
+
+    async fn cancel(&self, jobs: &[Tracked]) -> Result<(), SchedulerError> {
+        for job in jobs {
+            self.inner.cancel(job).await;
         }
-        .boxed()
-    }
-
-    fn statuses<'a>(&'a self, jobs: &'a [Tracked]) -> BoxFuture<'a, Result<Vec<Status>, SchedulerError>> {
-        async { jobs.iter().map(|job| Ok(self.inner.status(job)?)).collect() }.boxed()
-    }
-
-    fn cancel<'a>(&'a self, jobs: &'a [Tracked]) -> BoxFuture<'a, Result<(), SchedulerError>> {
-        async move {
-            for job in jobs {
-                self.inner.cancel(job).await;
-            }
-            Ok(())
-        }
-        .boxed()
+        Ok(())
     }
 
     /// A submission is one file, which is there or not.
@@ -459,8 +452,8 @@ impl Scheduler for LocalScheduler {
         Duration::ZERO
     }
 
-    fn changed(&self) -> &Notify {
-        &self.inner.changed
+    async fn changed(&self) {
+        self.inner.changed.notified().await;
     }
 }
 

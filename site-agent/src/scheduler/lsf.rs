@@ -1,19 +1,25 @@
-//! LSF: argv in, JSON out; reading it is `lsf/parse.rs`. The script goes in on standard input, which is
+//! LSF: argv in, text out; reading the text is `lsf/parse.rs`. The script goes in on standard input, which is
 //! the one way in which every LSF reads its `#BSUB` lines.
 
+pub mod history;
+pub mod nodes;
 pub mod parse;
 
-use std::{fs::File, time::Duration};
+use std::{collections::BTreeMap, fs::File, time::Duration};
 
 use chrono::Utc;
-use copal_schemas::batch_job::SchedulerId;
-use futures_util::future::{BoxFuture, FutureExt};
-use tokio::sync::Notify;
+use copal_schemas::{
+    batch_job::SchedulerId,
+    site::{ALL_NODES, NodeStates},
+};
 
 use super::{
-    Scheduler, SchedulerError, Status, SubmitError, SubmitSpec, Tracked,
-    command::{CommandError, Runner},
+    Adapter, SchedulerError, Status, SubmitError, SubmitSpec, Tracked,
+    command::{CommandError, Runner, batches},
+    ids,
+    listing::Listing,
     reply::SubmitReply,
+    user_name,
 };
 use crate::records::RecordError;
 
@@ -27,76 +33,84 @@ fn scrub(name: &str) -> bool {
 }
 
 /// An LSF cluster, through its commands.
-#[derive(Default)]
-pub struct Lsf {
-    changed: Notify,
-}
+pub struct Lsf;
 
 impl Lsf {
-    async fn submit_script(&self, spec: &SubmitSpec) -> Result<SchedulerId, SubmitError> {
-        let script = File::open(&spec.script)
-            .map_err(|source| SubmitError::Unsure(RecordError { path: spec.script.clone(), source }.into()))?;
-        let output = spec.output.display().to_string();
-        // A job that is rerun would run a second launcher under the same BatchJob.
-        let args = ["-J", &spec.key, "-o", &output, "-rn"];
-        let answer =
-            RUNNER.run_with("bsub", &args, script.into()).await.map_err(|error| SubmitError::Unsure(error.into()))?;
-        SubmitReply::read(&answer, parse::job_id).outcome("bsub")
-    }
-
     /// All jobs of the user, those that ended a while ago included.
-    async fn rows(&self) -> Result<Vec<parse::Row>, SchedulerError> {
-        let user = nix::unistd::User::from_uid(nix::unistd::getuid()).ok().flatten().map(|user| user.name);
+    async fn jobs(&self) -> Result<Listing<parse::Row>, SchedulerError> {
+        let user = user_name();
         let args = ["-a", "-u", user.as_deref().unwrap_or("all"), "-o", parse::FIELDS, "-json"];
         let answer = RUNNER.run("bjobs", &args).await?;
         let text = if parse::means_none(&answer) { String::new() } else { answer.success("bjobs")? };
         parse::bjobs(&text, Utc::now()).map_err(|text| SchedulerError::Answer { command: "bjobs".into(), text })
     }
 
-    async fn find_name(&self, key: &str) -> Result<Option<SchedulerId>, SchedulerError> {
-        Ok(self.rows().await?.into_iter().rfind(|row| row.name == key).map(|row| SchedulerId(row.id)))
-    }
-
-    async fn look(&self, jobs: &[Tracked]) -> Result<Vec<Status>, SchedulerError> {
-        let rows = self.rows().await?;
-        let status =
-            |job: &Tracked| rows.iter().rfind(|row| row.name == job.key).map_or(Status::Absent, parse::Row::status);
-        Ok(jobs.iter().map(status).collect())
-    }
-
-    async fn cancel_jobs(&self, jobs: &[Tracked]) -> Result<(), SchedulerError> {
-        // INT, then TERM, then KILL, with the queue's JOB_TERMINATE_INTERVAL between them.
-        let ids: Vec<&str> = jobs.iter().map(|job| job.id.0.as_str()).collect();
-        match RUNNER.run_ok("bkill", &ids).await {
-            Err(CommandError::Failed { text, .. }) if parse::is_over(&text) => Ok(()),
-            answer => Ok(answer.map(drop)?),
+    /// How these jobs ended, by LSF's event log, which remembers longer than `CLEAN_PERIOD`; nothing where it has
+    /// nothing to tell.
+    async fn history(&self, jobs: &[&str]) -> Listing<history::Past> {
+        let mut past = Listing::default();
+        for ids in batches(jobs) {
+            match RUNNER.run("bhist", &[&["-l"], ids].concat()).await {
+                // Its exit code tells of ids that it does not know.
+                Ok(answer) => past.extend(history::bhist(&answer.stdout, Utc::now())),
+                Err(error) => tracing::debug!("no history: {error}"),
+            }
         }
+        past
     }
 }
 
-impl Scheduler for Lsf {
-    fn submit<'a>(&'a self, spec: &'a SubmitSpec) -> BoxFuture<'a, Result<SchedulerId, SubmitError>> {
-        self.submit_script(spec).boxed()
+impl Adapter for Lsf {
+    async fn submit(&self, spec: &SubmitSpec) -> Result<SchedulerId, SubmitError> {
+        let script = File::open(&spec.script)
+            .map_err(|source| SubmitError::Unsure(RecordError { path: spec.script.clone(), source }.into()))?;
+        let output = spec.output.display().to_string();
+        let others = spec.avoid.iter().map(|node| format!("hname!='{node}'")).collect::<Vec<_>>().join(" && ");
+        let select = format!("select[{others}]");
+        // A job that is rerun would run a second launcher under the same BatchJob.
+        let mut args = vec!["-J", &spec.key, "-o", &output, "-rn"];
+        if !others.is_empty() {
+            // Beside a requirement of the script's own.
+            args.extend(["-R", &select]);
+        }
+        let answer =
+            RUNNER.run_with("bsub", &args, script.into()).await.map_err(|error| SubmitError::Unsure(error.into()))?;
+        SubmitReply::read("bsub", &answer, parse::job_id).outcome("bsub")
     }
 
-    fn find<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Option<SchedulerId>, SchedulerError>> {
-        self.find_name(key).boxed()
+    async fn find(&self, key: &str) -> Result<Option<SchedulerId>, SchedulerError> {
+        Ok(self.jobs().await?.find(key))
     }
 
-    fn statuses<'a>(&'a self, jobs: &'a [Tracked]) -> BoxFuture<'a, Result<Vec<Status>, SchedulerError>> {
-        self.look(jobs).boxed()
+    async fn statuses(&self, jobs: &[Tracked]) -> Result<Vec<Status>, SchedulerError> {
+        let mut statuses = self.jobs().await?.statuses(jobs);
+        let gone = |(job, status): (&Tracked, &Status)| (*status == Status::Absent).then(|| job.clone());
+        let gone: Vec<Tracked> = jobs.iter().zip(&statuses).filter_map(gone).collect();
+        if !gone.is_empty() {
+            let past = self.history(&ids(&gone)).await;
+            for (job, status) in jobs.iter().zip(&mut statuses).filter(|(_, status)| **status == Status::Absent) {
+                if let ended @ Status::Ended(_) = past.status(job) {
+                    *status = ended;
+                }
+            }
+        }
+        Ok(statuses)
     }
 
-    fn cancel<'a>(&'a self, jobs: &'a [Tracked]) -> BoxFuture<'a, Result<(), SchedulerError>> {
-        self.cancel_jobs(jobs).boxed()
+    async fn cancel(&self, jobs: &[Tracked]) -> Result<(), SchedulerError> {
+        // INT, then TERM, then KILL, with the queue's JOB_TERMINATE_INTERVAL between them.
+        for ids in batches(&ids(jobs)) {
+            match RUNNER.run_ok("bkill", ids).await {
+                Err(CommandError::Failed { text, .. }) if parse::is_over(&text) => {}
+                answer => drop(answer?),
+            }
+        }
+        Ok(())
     }
+}
 
-    fn lost_after(&self) -> Duration {
-        Duration::from_secs(30)
-    }
-
-    /// LSF tells nobody; the period finds out.
-    fn changed(&self) -> &Notify {
-        &self.changed
-    }
+/// What the hosts of the cluster do. Which of them a queue may use, LSF does not tell in one form.
+pub async fn node_states() -> Option<BTreeMap<String, NodeStates>> {
+    let states = nodes::states(&RUNNER.run_ok("bhosts", &["-w"]).await.ok()?)?;
+    Some([(ALL_NODES.to_owned(), states)].into())
 }

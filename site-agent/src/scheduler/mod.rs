@@ -309,3 +309,6 @@ pub async fn node_states(settings: &Settings) -> Option<BTreeMap<String, NodeSta
         SchedulerKind::Local => None,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -6,13 +6,21 @@ pub mod parse;
 
 use std::{collections::BTreeMap, time::Duration};
 
-use copal_schemas::{batch_job::SchedulerId, resources::NodeShape, settings::QueueLimits, site::BackfillWindow};
-use futures_util::future::{BoxFuture, FutureExt};
-use tokio::sync::Notify;
+use chrono::Utc;
+use copal_schemas::{
+    batch_job::SchedulerId,
+    resources::NodeShape,
+    settings::QueueLimits,
+    site::{ALL_NODES, BackfillWindow, NodeStates},
+};
 
 use super::{
-    Discovered, Scheduler, SchedulerError, Status, SubmitError, SubmitSpec, Tracked,
-    command::{CommandError, Output, Runner},
+    Adapter, Discovered, SchedulerError, Status, SubmitError, SubmitSpec, Tracked,
+    command::{CommandError, Output, Runner, batches},
+    ids,
+    listing::Listing,
+    reply::SubmitReply,
+    user_name,
 };
 
 const RUNNER: Runner = Runner { limit: Duration::from_secs(60), env: &[], scrub: of_an_allocation };
@@ -27,57 +35,54 @@ fn of_an_allocation(name: &str) -> bool {
 }
 
 /// A PBS server, through its commands.
-#[derive(Default)]
-pub struct Pbs {
-    changed: Notify,
-}
+pub struct Pbs;
 
-impl Pbs {
-    async fn submit_script(&self, spec: &SubmitSpec) -> Result<SchedulerId, SubmitError> {
+impl Adapter for Pbs {
+    async fn submit(&self, spec: &SubmitSpec) -> Result<SchedulerId, SubmitError> {
         let (output, script) = (spec.output.display().to_string(), spec.script.display().to_string());
         // Without -V: what a user exports may be unreadable to PBS. A job that is rerun would run a second launcher
-        // under the same BatchJob.
+        // under the same BatchJob. PBS has no option that leaves single nodes out.
         let args = ["-N", &spec.key, "-j", "oe", "-o", &output, "-r", "n", &script];
         let answer = RUNNER.run("qsub", &args).await.map_err(|error| SubmitError::Unsure(error.into()))?;
-        match parse::submit_reply(&answer) {
-            parse::SubmitReply::Accepted(id) => Ok(SchedulerId(id)),
-            parse::SubmitReply::Refused(text) => Err(SubmitError::Refused(text)),
-            parse::SubmitReply::Unknown(text) => {
-                Err(SubmitError::Unsure(SchedulerError::Answer { command: "qsub".into(), text }))
-            }
-        }
+        SubmitReply::read("qsub", &answer, parse::job_id).outcome("qsub")
     }
 
-    async fn find_name(&self, key: &str) -> Result<Option<SchedulerId>, SchedulerError> {
-        let list = match RUNNER.run_ok("qselect", &["-x", "-N", key]).await {
+    async fn find(&self, key: &str) -> Result<Option<SchedulerId>, SchedulerError> {
+        let user = user_name();
+        let mut args = vec!["-x", "-N", key];
+        args.extend(user.iter().flat_map(|user| ["-u", user.as_str()]));
+        let list = match RUNNER.run_ok("qselect", &args).await {
             // A server that keeps no history refuses -x.
-            Err(CommandError::Failed { .. }) => RUNNER.run_ok("qselect", &["-N", key]).await?,
+            Err(CommandError::Failed { .. }) => RUNNER.run_ok("qselect", &args[1..]).await?,
             list => list?,
         };
         Ok(list.lines().map(str::trim).rfind(|line| !line.is_empty()).map(|id| SchedulerId(id.into())))
     }
 
-    async fn look(&self, jobs: &[Tracked]) -> Result<Vec<Status>, SchedulerError> {
-        let ids = || jobs.iter().map(|job| job.id.0.as_str());
-        let with_history: Vec<&str> = ["-x", "-f"].into_iter().chain(ids()).collect();
-        let list = match answer(RUNNER.run("qstat", &with_history).await?, "qstat") {
-            Err(CommandError::Failed { text, .. }) if text.contains("history") => {
-                let without: Vec<&str> = std::iter::once("-f").chain(ids()).collect();
-                answer(RUNNER.run("qstat", &without).await?, "qstat")?
-            }
-            list => list?,
-        };
-        let rows = parse::qstat(&list);
-        Ok(jobs
-            .iter()
-            .map(|job| rows.iter().rfind(|row| row.name == job.key).map_or(Status::Absent, parse::Row::status))
-            .collect())
+    /// By id: a question for all of the user's would bring along what a year of history holds. An id that the server
+    /// has forgotten is left out of its answer.
+    async fn statuses(&self, jobs: &[Tracked]) -> Result<Vec<Status>, SchedulerError> {
+        let mut listing = Listing::default();
+        for ids in batches(&ids(jobs)) {
+            let with_history = [&["-x", "-f"], ids].concat();
+            let text = match answer(RUNNER.run("qstat", &with_history).await?, "qstat") {
+                Err(CommandError::Failed { text, .. }) if text.contains("history") => {
+                    answer(RUNNER.run("qstat", &[&["-f"], ids].concat()).await?, "qstat")?
+                }
+                text => text?,
+            };
+            let part = parse::qstat(&text, Utc::now())
+                .map_err(|text| SchedulerError::Answer { command: "qstat".into(), text })?;
+            listing.extend(part);
+        }
+        Ok(listing.statuses(jobs))
     }
 
-    async fn cancel_jobs(&self, jobs: &[Tracked]) -> Result<(), SchedulerError> {
+    async fn cancel(&self, jobs: &[Tracked]) -> Result<(), SchedulerError> {
         // TERM to all processes of the job, KILL after the server's kill_delay.
-        let ids: Vec<&str> = jobs.iter().map(|job| job.id.0.as_str()).collect();
-        answer(RUNNER.run("qdel", &ids).await?, "qdel")?;
+        for ids in batches(&ids(jobs)) {
+            answer(RUNNER.run("qdel", ids).await?, "qdel")?;
+        }
         Ok(())
     }
 }
@@ -92,13 +97,19 @@ fn answer(output: Output, command: &str) -> Result<String, CommandError> {
 
 /// What one node has, where all nodes of the server are alike.
 pub async fn node_shape() -> Option<NodeShape> {
-    parse::node_shape(&RUNNER.run_ok("pbsnodes", &["-a"]).await.ok()?)
+    nodes::shape(&RUNNER.run_ok("pbsnodes", &["-a"]).await.ok()?)
 }
 
 /// What each of these queues could start now: nodes without any job, for as long as the queue allows.
 pub async fn backfill_windows(queues: &BTreeMap<String, QueueLimits>) -> Option<BTreeMap<String, Vec<BackfillWindow>>> {
     let idle = nodes::idle(&RUNNER.run_ok("pbsnodes", &["-a"]).await.ok()?);
     Some(nodes::windows(idle, queues))
+}
+
+/// What the nodes of the server do. Which of them a queue may use, PBS does not tell in one form.
+pub async fn node_states() -> Option<BTreeMap<String, NodeStates>> {
+    let states = nodes::states(&RUNNER.run_ok("pbsnodes", &["-a", "-v"]).await.ok()?);
+    Some([(ALL_NODES.to_owned(), states)].into())
 }
 
 /// Queues with their limits. PBS does not know who may pay.
@@ -109,31 +120,4 @@ pub async fn discover() -> Result<Discovered, SchedulerError> {
     let queues = RUNNER.run_ok("qstat", &["-Q", "-f"]).await?;
     let nodes = RUNNER.run_ok("pbsnodes", &["-a"]).await.unwrap_or_default();
     Ok(Discovered { queues: nodes::queues(&queues, nodes::count(&nodes)), projects: Vec::new() })
-}
-
-impl Scheduler for Pbs {
-    fn submit<'a>(&'a self, spec: &'a SubmitSpec) -> BoxFuture<'a, Result<SchedulerId, SubmitError>> {
-        self.submit_script(spec).boxed()
-    }
-
-    fn find<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Option<SchedulerId>, SchedulerError>> {
-        self.find_name(key).boxed()
-    }
-
-    fn statuses<'a>(&'a self, jobs: &'a [Tracked]) -> BoxFuture<'a, Result<Vec<Status>, SchedulerError>> {
-        self.look(jobs).boxed()
-    }
-
-    fn cancel<'a>(&'a self, jobs: &'a [Tracked]) -> BoxFuture<'a, Result<(), SchedulerError>> {
-        self.cancel_jobs(jobs).boxed()
-    }
-
-    fn lost_after(&self) -> Duration {
-        Duration::from_secs(30)
-    }
-
-    /// PBS tells nobody; the period finds out.
-    fn changed(&self) -> &Notify {
-        &self.changed
-    }
 }

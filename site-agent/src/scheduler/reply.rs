@@ -1,5 +1,5 @@
-//! What the answer of a submitting command means, for schedulers whose commands say it in the same
-//! way: an id on standard output, or a complaint on standard error.
+//! What the answer of a submitting command means. They all say it in the same way: an id on standard
+//! output, or a complaint on standard error. How an id looks is the adapter's.
 
 use copal_schemas::batch_job::SchedulerId;
 
@@ -19,8 +19,9 @@ pub enum SubmitReply {
 /// Texts after which the job may exist all the same, or trying again may help.
 const UNKNOWN: &[&str] = &[
     "connect",
-    "connection",
+    "contact",
     "communication",
+    "socket",
     "timed out",
     "timeout",
     "try again",
@@ -28,22 +29,29 @@ const UNKNOWN: &[&str] = &[
     "not responding",
     "is down",
     "batch daemon",
+    "batch protocol",
+    "backup mode",
     "temporarily",
+    "protocol authentication",
+    "zero bytes",
     "broken pipe",
     "end of file",
+    "premature end",
+    "unknown host",
     "no route to host",
 ];
+/// What stands before the words that matter.
+const PREFIXES: &[&str] = &["error: ", "ERROR: ", "Batch job submission failed: "];
 
 impl SubmitReply {
-    /// Reads an answer; `id` finds the id in one line. An id counts whatever the exit code: then there is a job.
+    /// Reads the answer of `command`; `id` finds the id in one line. An id counts whatever the exit code: then there
+    /// is a job.
     #[must_use]
-    pub fn read(answer: &Output, id: impl Fn(&str) -> Option<String>) -> Self {
+    pub fn read(command: &str, answer: &Output, id: impl Fn(&str) -> Option<String>) -> Self {
         if let Some(id) = answer.stdout.lines().rev().map(str::trim).find_map(id) {
             return Self::Accepted(id);
         }
-        let complaint = answer.complaint();
-        let text = complaint.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>();
-        let text = text.join("; ");
+        let text = words(command, &answer.complaint());
         let lower = text.to_ascii_lowercase();
         match answer.code {
             Some(code) if code != 0 && !text.is_empty() && !UNKNOWN.iter().any(|part| lower.contains(part)) => {
@@ -64,4 +72,20 @@ impl SubmitReply {
             Self::Unknown(text) => Err(SubmitError::Unsure(SchedulerError::Answer { command: command.into(), text })),
         }
     }
+}
+
+/// A complaint in one line, without the command's name and without how it would have to be called.
+fn words(command: &str, complaint: &str) -> String {
+    let name = format!("{command}: ");
+    let lines = complaint.lines().map(str::trim).map(|line| {
+        let mut line = line.trim_start_matches(name.as_str());
+        for prefix in PREFIXES {
+            line = line.trim_start_matches(prefix);
+        }
+        line
+    });
+    let said: Vec<&str> =
+        lines.take_while(|line| !line.starts_with("usage:")).filter(|line| !line.is_empty()).collect();
+    // All there was is the usage: then that is the answer.
+    if said.is_empty() { complaint.trim().to_owned() } else { said.join("; ") }
 }

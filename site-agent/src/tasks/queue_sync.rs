@@ -116,7 +116,7 @@ impl<D: Desk> Passes for QueueSync<D> {
         match &self.scheduler {
             Some(scheduler) => tokio::select! {
                 () = service => {}
-                () = scheduler.changed().notified() => {}
+                () = scheduler.changed() => {}
             },
             None => service.await,
         }
@@ -281,7 +281,7 @@ impl<D: Desk> QueueSync<D> {
                     None => Ok(()),
                 }
             }
-            None => Ok(()),
+            Some(Status::Unknown) | None => Ok(()),
         }
     }
 
@@ -425,6 +425,7 @@ impl<D: Desk> QueueSync<D> {
             wall_time_min: u32::try_from(batch_job.wall_time_min).context("wall_time_min is negative")?,
             script,
             output: self.path(&case.key, "out"),
+            avoid: Vec::new(),
         })
     }
 
@@ -448,7 +449,7 @@ fn alive_patch(batch_job: &BatchJob, id: Option<&SchedulerId>, status: &Status) 
     let (state, start, reason) = match status {
         Status::Queued { reason } => (BatchJobState::Queued, None, reason.as_deref()),
         Status::Running { start } => (BatchJobState::Running, *start, None),
-        Status::Ended(_) | Status::Absent | Status::Impossible { .. } => return None,
+        Status::Ended(_) | Status::Absent | Status::Unknown | Status::Impossible { .. } => return None,
     };
     let mut info = batch_job.status_info.clone();
     match reason {

@@ -155,7 +155,7 @@ def qsub_pbs(arguments):
 
 
 def qselect(arguments):
-    options, _ = take(arguments, {"-N": "name"})
+    options, _ = take(arguments, {"-N": "name", "-u": "user"})
     for job in jobs():
         if job["name"] == options["name"] and ("-x" in arguments or job["state"] != "ended"):
             print(f"{job['id']}.head")
@@ -217,6 +217,10 @@ def bjobs(_):
     print(json.dumps({"COMMAND": "bjobs", "JOBS": len(records), "RECORDS": records}))
 
 
+def bhist(_):
+    fail("No matching job found", 255)
+
+
 def bkill(arguments):
     cancel(arguments, lambda number: fail(f"Job <{number}>: Job has already finished", 255))
 
@@ -235,12 +239,12 @@ def qsub_cobalt(arguments):
 
 def qstat_cobalt(_):
     live = [job for job in jobs() if job["state"] != "ended"]
-    assert os.environ["QSTAT_HEADER"] == "JobID:JobName:State:StartTime"
+    assert os.environ["QSTAT_HEADER"] == "JobID:State:StartTime:JobName"
     if live:
-        print("JobID  JobName  State    StartTime\n" + "=" * 60)
+        print("JobID  State    StartTime  JobName\n" + "=" * 60)
     for job in live:
         stamp = time.strftime("%a %b %d %H:%M:%S %Y +0000 (UTC)", time.gmtime(job["start"])) if job["start"] else "N/A"
-        print(f"{job['id']}  {job['name']}  {job['state']}  {stamp}")
+        print(f"{job['id']}  {job['state']}  {stamp}  {job['name']}")
 
 
 def qdel_cobalt(arguments):
@@ -287,7 +291,7 @@ def recorded(command):
 COMMANDS = {
     "slurm": {command: recorded(command) for command in ("squeue", "sacct")},
     "pbs": {"qsub": qsub_pbs, "qselect": qselect, "qstat": qstat_pbs, "qdel": qdel_pbs},
-    "lsf": {"bsub": bsub, "bjobs": bjobs, "bkill": bkill},
+    "lsf": {"bsub": bsub, "bjobs": bjobs, "bhist": bhist, "bkill": bkill},
     "cobalt": {"qsub": qsub_cobalt, "qstat": qstat_cobalt, "qdel": qdel_cobalt},
     "flux": {"flux": flux},
 }

@@ -3,10 +3,13 @@
 use chrono::{DateTime, Utc};
 use copal_schemas::Timestamp;
 
-use crate::scheduler::{EndReason, Ending, Status};
+use crate::scheduler::{
+    EndReason, Ending, Status,
+    listing::{Listing, Record, unknown_state},
+};
 
-/// Columns of qstat, by the variable `QSTAT_HEADER`. The one with spaces in it is last.
-pub const HEADER: &str = "JobID:JobName:State:StartTime";
+/// Columns of qstat, by the variable `QSTAT_HEADER`. The name is last: a user's name may hold blanks.
+pub const HEADER: &str = "JobID:State:StartTime:JobName";
 
 /// One job of `qstat`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,28 +27,25 @@ pub struct Row {
 /// Reads `qstat` with [`HEADER`]: a line of names, a line of `=`, a record a line. Nothing at all is an empty list.
 ///
 /// # Errors
-/// A line that is none of these: where one can't be read, no absence means anything.
-pub fn qstat(text: &str) -> Result<Vec<Row>, String> {
+/// A first line that is not of names: such an answer tells of no absence.
+pub fn qstat(text: &str) -> Result<Listing<Row>, String> {
     let mut lines = text.lines().filter(|line| !line.trim().is_empty());
     match lines.next() {
-        None => return Ok(Vec::new()),
+        None => return Ok(Listing::default()),
         Some(head) if head.split_whitespace().eq(HEADER.split(':')) => {}
-        Some(other) => return Err(other.trim().into()),
+        Some(other) => return Err(other.trim().chars().take(200).collect()),
     }
-    lines
-        .filter(|line| line.trim().chars().any(|letter| letter != '='))
-        .map(|line| {
-            let mut words = line.split_whitespace();
-            let (Some(id), Some(name), Some(state)) = (words.next(), words.next(), words.next()) else {
-                return Err(line.trim().to_owned());
-            };
-            if !id.bytes().all(|byte| byte.is_ascii_digit()) {
-                return Err(line.trim().to_owned());
-            }
-            let start = parse_time(&words.collect::<Vec<_>>().join(" "));
-            Ok(Row { id: id.into(), name: name.into(), state: state.into(), start })
-        })
-        .collect()
+    Ok(Listing::of(lines.filter(|line| line.trim().chars().any(|letter| letter != '=')).map(row)))
+}
+
+fn row(line: &str) -> Option<Row> {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let [id, state, rest @ ..] = words.as_slice() else { return None };
+    // `N/A`, or the seven words of `Mon Nov 30 10:34:38 2026 +0000 (UTC)`.
+    let start = rest.get(..7).and_then(|words| parse_time(&words.join(" ")));
+    let name = rest.get(if start.is_some() { 7 } else { 1 }..).filter(|words| !words.is_empty())?;
+    let id = id.bytes().all(|byte| byte.is_ascii_digit()).then(|| (*id).to_owned())?;
+    Some(Row { id, name: name.join(" "), state: (*state).into(), start })
 }
 
 /// `Mon Nov 30 10:34:38 2026 +0000 (UTC)`; any other offset counts as given.
@@ -54,10 +54,16 @@ fn parse_time(text: &str) -> Option<Timestamp> {
     DateTime::parse_from_str(text, "%a %b %d %H:%M:%S %Y %z").ok().map(|time| time.with_timezone(&Utc))
 }
 
-impl Row {
-    /// What the row says about its job. An unknown word says running: alive is the safe reading.
-    #[must_use]
-    pub fn status(&self) -> Status {
+impl Record for Row {
+    fn id(&self) -> &str {
+        &self.id
+    }
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn status(&self) -> Status {
         match self.state.to_ascii_lowercase().as_str() {
             "queued" => Status::Queued { reason: None },
             "preempted" | "dep_fail" => Status::Queued { reason: Some(self.state.clone()) },
@@ -66,7 +72,7 @@ impl Row {
                 Status::Running { start: self.start }
             }
             other => {
-                tracing::warn!("Cobalt's state {other:?} is not known; the job counts as running");
+                unknown_state("Cobalt", other);
                 Status::Running { start: self.start }
             }
         }
@@ -91,6 +97,8 @@ pub fn ending(log: &str) -> Option<Ending> {
             None if lower.contains("execution time exceeded") || lower.contains("time limit") => EndReason::TimeLimit,
             None if lower.contains("delete") => EndReason::Cancelled,
             None if lower.contains("preempt") => EndReason::Preempted,
+            None if lower.contains("node failure") || lower.contains("node down") => EndReason::NodeFailure,
+            None if lower.contains("out of memory") => EndReason::OutOfMemory,
             None if lower.contains("exec ") || lower.contains("command:") || lower.contains("running job") => {
                 start = start.or(time);
                 continue;

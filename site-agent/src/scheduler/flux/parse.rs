@@ -1,9 +1,13 @@
 //! Reading what Flux's commands print. Pure functions over text.
 
-use copal_schemas::{Timestamp, resources::NodeShape};
+use copal_schemas::{Timestamp, resources::NodeShape, site::NodeStates};
 use nix::sys::signal::Signal;
 
-use crate::scheduler::{EndReason, Ending, Status};
+use crate::scheduler::{
+    EndReason, Ending, Status,
+    listing::{Listing, Record, unknown_state},
+    times::epoch,
+};
 
 /// Fields of `flux jobs -n -o`. The name is last: a user's name may hold the separator.
 pub const FORMAT: &str = "{id}|{state}|{result}|{t_run}|{t_cleanup}|{returncode}|{exception.type}|{name}";
@@ -29,54 +33,50 @@ pub struct Row {
     pub name: String,
 }
 
-/// Reads `flux jobs -n -o` [`FORMAT`].
-///
-/// # Errors
-/// A line that is not of this form: where one can't be read, no absence means anything.
-pub fn jobs(text: &str) -> Result<Vec<Row>, String> {
-    text.lines()
-        .filter(|line| !line.trim().is_empty())
-        .map(|line| {
-            let fields: Vec<&str> = line.splitn(8, '|').map(str::trim).collect();
-            let [id, state, result, start, end, code, exception, name] = fields[..] else {
-                return Err(line.trim().to_owned());
-            };
-            Ok(Row {
-                id: id.into(),
-                state: state.into(),
-                result: result.into(),
-                start: parse_time(start),
-                end: parse_time(end),
-                return_code: code.parse().ok(),
-                exception: exception.into(),
-                name: name.into(),
-            })
+/// Reads `flux jobs -n -o` [`FORMAT`], where the newest comes first.
+#[must_use]
+pub fn jobs(text: &str) -> Listing<Row> {
+    let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+    Listing::of(lines.into_iter().rev().map(|line| {
+        let fields: Vec<&str> = line.splitn(8, '|').map(str::trim).collect();
+        let [id, state, result, start, end, code, exception, name] = fields[..] else { return None };
+        Some(Row {
+            id: job_id(id)?,
+            state: state.into(),
+            result: result.into(),
+            start: epoch(start),
+            end: epoch(end),
+            return_code: code.parse().ok(),
+            exception: exception.into(),
+            name: name.into(),
         })
-        .collect()
+    }))
 }
 
-/// Seconds since the epoch, with a fraction. Zero and the words for nothing are no time.
-fn parse_time(text: &str) -> Option<Timestamp> {
-    let seconds = text.parse::<f64>().ok().filter(|seconds| *seconds > 0.0)?;
-    chrono::DateTime::from_timestamp_micros((seconds * 1e6).round() as i64)
-}
+impl Record for Row {
+    fn id(&self) -> &str {
+        &self.id
+    }
 
-impl Row {
-    /// What the row says about its job. A word of a newer Flux says running: alive is the safe reading.
-    #[must_use]
-    pub fn status(&self) -> Status {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn status(&self) -> Status {
         match self.state.to_ascii_uppercase().as_str() {
             "NEW" | "N" | "PRIORITY" | "P" | "SCHED" | "S" => Status::Queued { reason: None },
             "DEPEND" | "D" => Status::Queued { reason: Some("waits for a dependency".into()) },
             "RUN" | "R" | "CLEANUP" | "C" => Status::Running { start: self.start },
             "INACTIVE" | "I" => Status::Ended(self.ending()),
             other => {
-                tracing::warn!("Flux's state {other:?} is not known; the job counts as running");
+                unknown_state("Flux", other);
                 Status::Running { start: self.start }
             }
         }
     }
+}
 
+impl Row {
     fn ending(&self) -> Ending {
         let reason = match self.result.to_ascii_uppercase().as_str() {
             "COMPLETED" | "CD" => EndReason::Completed,
@@ -85,6 +85,7 @@ impl Row {
             _ => match self.exception.as_str() {
                 "node-failure" | "lost-shell" => EndReason::NodeFailure,
                 "preempt" => EndReason::Preempted,
+                "oom" => EndReason::OutOfMemory,
                 _ => EndReason::Failed,
             },
         };
@@ -129,6 +130,23 @@ pub fn node_shape(text: &str) -> Option<NodeShape> {
     let [nodes, cores, gpus] = sums;
     let alike = nodes > 0 && cores % nodes == 0 && gpus % nodes == 0;
     alike.then(|| NodeShape { cpus: cores / nodes, gpus: gpus / nodes, mem_mb: 0 })
+}
+
+/// Reads `flux resource list -n -o "{state}|{nnodes}"`: how many nodes are idle, allocated and down. A node with a
+/// job on some of its cores is listed as free, too.
+#[must_use]
+pub fn node_states(text: &str) -> NodeStates {
+    let mut states = NodeStates::default();
+    for line in text.lines() {
+        let Some((state, count)) = line.split_once('|') else { continue };
+        let Ok(count) = count.trim().parse::<i32>() else { continue };
+        match state.trim() {
+            "free" => states.idle = states.idle.saturating_add(count),
+            "allocated" => states.allocated = states.allocated.saturating_add(count),
+            _ => states.down = states.down.saturating_add(count),
+        }
+    }
+    states
 }
 
 #[cfg(test)]

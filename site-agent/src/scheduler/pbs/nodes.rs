@@ -2,7 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use copal_schemas::{settings::QueueLimits, site::BackfillWindow};
+use copal_schemas::{
+    resources::NodeShape,
+    settings::QueueLimits,
+    site::{BackfillWindow, NodeStates},
+};
 
 use super::parse::blocks;
 
@@ -27,6 +31,55 @@ pub fn idle(text: &str) -> i32 {
         fields.get("state").is_some_and(|state| state == "free") && fields.get("jobs").is_none_or(String::is_empty)
     });
     i32::try_from(free.count()).unwrap_or(i32::MAX)
+}
+
+/// How many nodes are idle, allocated and down, by `pbsnodes -a -v`, which tells of each virtual node by itself: of a
+/// machine with several, `-a` alone prints one line of states that differ.
+#[must_use]
+pub fn states(text: &str) -> NodeStates {
+    let mut states = NodeStates::default();
+    for (_, fields) in nodes(text) {
+        // Several words may come together: `offline,job-busy`, `down,offline`.
+        let state = fields.get("state").map_or("", String::as_str);
+        let has = |words: &[&str]| state.split(',').any(|word| words.contains(&word.trim()));
+        let with_jobs = fields.get("jobs").is_some_and(|jobs| !jobs.is_empty());
+        let kind = match () {
+            () if has(&[
+                "down",
+                "offline",
+                "stale",
+                "state-unknown",
+                "unresolvable",
+                "maintenance",
+                "sleep",
+                "provisioning",
+            ]) =>
+            {
+                &mut states.down
+            }
+            () if with_jobs || has(&["job-busy", "job-exclusive", "resv-exclusive", "busy"]) => &mut states.allocated,
+            () if has(&["free"]) => &mut states.idle,
+            () => &mut states.down,
+        };
+        *kind = kind.saturating_add(1);
+    }
+    states
+}
+
+/// What one node has, by `pbsnodes -a`; `None` when the nodes differ.
+#[must_use]
+pub fn shape(text: &str) -> Option<NodeShape> {
+    let mut shapes = nodes(text).into_iter().map(|(_, fields)| {
+        let available = |name: &str| fields.get(&format!("resources_available.{name}"));
+        let memory_kb = available("mem")?.trim_end_matches("kb").parse::<u64>().ok()?;
+        Some(NodeShape {
+            cpus: available("ncpus")?.parse().ok()?,
+            gpus: available("ngpus").and_then(|count| count.parse().ok()).unwrap_or(0),
+            mem_mb: memory_kb / 1024,
+        })
+    });
+    let first = shapes.next()??;
+    shapes.all(|shape| shape == Some(first)).then_some(first)
 }
 
 /// The idle nodes as a window of each queue. Which nodes a queue may use, PBS does not tell in one form.
@@ -96,9 +149,36 @@ mod tests {
         assert_eq!(found["workq"], QueueLimits { max_nodes: 16, max_walltime: UNLIMITED_MIN, max_queued_jobs: MANY });
     }
 
+    const PBSNODES: &str = include_str!("../fixtures/pbs/pbsnodes-a.txt");
+
+    #[test]
+    fn a_server_of_like_nodes_has_a_shape() {
+        assert_eq!(shape(PBSNODES), Some(NodeShape { cpus: 16, gpus: 8, mem_mb: 4096 }));
+        let other = "\nother\n     resources_available.mem = 4194304kb\n     resources_available.ncpus = 4\n";
+        assert_eq!(shape(&format!("{PBSNODES}{other}")), None);
+        assert_eq!(shape(""), None);
+    }
+
+    #[test]
+    fn every_node_is_idle_allocated_or_down() {
+        let node = |state: &str, jobs: &str| format!("n\n     state = {state}\n{jobs}");
+        let text = [
+            node("free", ""),
+            node("free", "     jobs = 1.head/0\n"),
+            node("job-exclusive", "     jobs = 1.head/0\n"),
+            node("job-busy", ""),
+            node("down", ""),
+            node("offline,job-busy", "     jobs = 1.head/0\n"),
+            node("state-unknown,down", ""),
+            node("a-word-from-the-future", ""),
+        ];
+        assert_eq!(states(&text.join("\n")), NodeStates { idle: 1, allocated: 3, down: 4 });
+        assert_eq!(states(""), NodeStates::default());
+    }
+
     #[test]
     fn nodes_without_jobs_are_windows() {
-        let recorded = include_str!("../fixtures/pbs/pbsnodes-a.txt");
+        let recorded = PBSNODES;
         assert_eq!((count(recorded), idle(recorded)), (1, 0));
         let two = "n1\n     state = free\n     pcpus = 2\nn2\n     state = free\n     jobs = 1.head/0\nn3\n     state = down\n";
         assert_eq!((count(two), idle(two)), (3, 1));

@@ -2,11 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use chrono::{Local, NaiveDateTime, TimeZone, Utc};
-use copal_schemas::{Timestamp, resources::NodeShape};
+use chrono::{Local, NaiveDateTime};
+use copal_schemas::Timestamp;
 use nix::sys::signal::Signal;
 
-use crate::scheduler::{EndReason, Ending, Status, command::Output};
+use crate::scheduler::{
+    EndReason, Ending, Status,
+    listing::{Listing, Record, unknown_state},
+    times,
+};
 
 /// One job of `qstat -f`, as far as it matters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -30,27 +34,35 @@ pub struct Row {
 }
 
 /// Reads the text form of `qstat -f`: a line `Job Id: X`, then `    key = value`, where a line that begins with a tab
-/// goes on with the value before it.
-#[must_use]
-pub fn qstat(text: &str) -> Vec<Row> {
-    blocks(text, |line| line.strip_prefix("Job Id: ").map(str::trim))
-        .into_iter()
-        .map(|(id, fields)| {
-            let field = |name: &str| fields.get(name).cloned().unwrap_or_default();
-            let number = |name: &str| fields.get(name).and_then(|text| text.parse().ok());
-            let time = |name: &str| fields.get(name).and_then(|text| parse_time(text));
-            Row {
-                id,
-                name: field("Job_Name"),
-                state: field("job_state"),
-                substate: number("substate"),
-                exit_status: number("Exit_status"),
-                start: time("stime"),
-                end: time("obittime").or_else(|| time("mtime")),
-                comment: field("comment"),
-            }
-        })
-        .collect()
+/// goes on with the value before it. A block without a name is one that was cut short.
+///
+/// # Errors
+/// The beginning of a text that begins otherwise: a table, a notice, JSON. Such an answer tells of no absence.
+pub fn qstat(text: &str, now: Timestamp) -> Result<Listing<Row>, String> {
+    let heading = |line: &'_ str| line.starts_with("Job Id: ");
+    if let Some(line) = text.lines().find(|line| !line.trim().is_empty()).filter(|line| !heading(line)) {
+        return Err(line.trim().chars().take(200).collect());
+    }
+    let jobs = blocks(text, |line| line.strip_prefix("Job Id: ").map(str::trim));
+    Ok(Listing::of(jobs.into_iter().map(|(id, fields)| row(id, &fields, now))))
+}
+
+fn row(id: String, fields: &BTreeMap<String, String>, now: Timestamp) -> Option<Row> {
+    let field = |name: &str| fields.get(name).cloned().unwrap_or_default();
+    let number = |name: &str| fields.get(name).and_then(|text| text.parse().ok());
+    let time = |name: &str| fields.get(name).and_then(|text| parse_time(text));
+    let ran = fields.get("resources_used.walltime").and_then(|text| times::duration(text));
+    let (start, end) = times::span(&Local, time("stime"), time("obittime").or_else(|| time("mtime")), ran, now);
+    Some(Row {
+        id,
+        name: fields.get("Job_Name")?.clone(),
+        state: field("job_state"),
+        substate: number("substate"),
+        exit_status: number("Exit_status"),
+        start,
+        end,
+        comment: field("comment"),
+    })
 }
 
 /// Blocks of `key = value` lines below a heading. The first value of a key counts: a later one may come out of a
@@ -80,17 +92,21 @@ pub(super) fn blocks<'a>(
     all
 }
 
-/// `Mon Nov 30 10:34:38 2026`, in this machine's zone. Of the two instants that it means on the night when clocks go
-/// back, the later.
-fn parse_time(text: &str) -> Option<Timestamp> {
-    let naive = NaiveDateTime::parse_from_str(text.trim(), "%a %b %e %H:%M:%S %Y").ok()?;
-    Local.from_local_datetime(&naive).latest().map(|time| time.with_timezone(&Utc))
+/// `Mon Nov 30 10:34:38 2026`, in this machine's zone.
+fn parse_time(text: &str) -> Option<NaiveDateTime> {
+    NaiveDateTime::parse_from_str(text.trim(), "%a %b %e %H:%M:%S %Y").ok()
 }
 
-impl Row {
-    /// What the row says about its job. A letter of a newer PBS says running: alive is the safe reading.
-    #[must_use]
-    pub fn status(&self) -> Status {
+impl Record for Row {
+    fn id(&self) -> &str {
+        &self.id
+    }
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn status(&self) -> Status {
         match self.state.as_str() {
             "Q" | "H" | "W" | "T" => match self.comment.strip_prefix("Can Never Run") {
                 Some(why) => Status::Impossible { reason: why.trim_start_matches([':', ' ']).into() },
@@ -99,12 +115,14 @@ impl Row {
             "F" | "X" => Status::Ended(self.ending()),
             "R" | "E" | "B" | "S" | "U" => Status::Running { start: self.start },
             other => {
-                tracing::warn!("PBS's state {other:?} is not known; the job counts as running");
+                unknown_state("PBS", other);
                 Status::Running { start: self.start }
             }
         }
     }
+}
 
+impl Row {
     fn waits_for(&self) -> Option<String> {
         let text = self.comment.trim().trim_start_matches("Not Running: ");
         match (text.is_empty(), self.state.as_str()) {
@@ -125,6 +143,7 @@ impl Row {
                 let signal = (status > 256).then(|| status - 256).and_then(|number| Signal::try_from(number).ok());
                 let reason = match () {
                     () if self.comment.contains("exceeded resource walltime") => EndReason::TimeLimit,
+                    () if self.comment.to_ascii_lowercase().contains("preempt") => EndReason::Preempted,
                     () if self.comment.contains("terminated by") || self.substate == Some(91) => EndReason::Cancelled,
                     () => EndReason::Failed,
                 };
@@ -137,54 +156,9 @@ impl Row {
     }
 }
 
-/// What qsub's answer means.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum SubmitReply {
-    /// The job's id.
-    Accepted(String),
-    /// PBS's words for why not.
-    Refused(String),
-    /// The server may or may not have the job.
-    Unknown(String),
-}
-
-/// Texts of qsub after which the job may exist all the same, or trying again may help.
-const UNKNOWN: &[&str] = &[
-    "connect",
-    "connection",
-    "timed out",
-    "end of file",
-    "premature end",
-    "batch protocol",
-    "try again",
-    "unknown host",
-];
-
-/// Reads qsub's answer. An id counts whatever the exit code: then there is a job.
-#[must_use]
-pub fn submit_reply(answer: &Output) -> SubmitReply {
-    if let Some(id) = answer.stdout.lines().rev().find_map(job_id) {
-        return SubmitReply::Accepted(id);
-    }
-    let lines: Vec<&str> = answer
-        .stderr
-        .lines()
-        .map(|line| line.trim().trim_start_matches("qsub: "))
-        .take_while(|line| !line.starts_with("usage:"))
-        .filter(|line| !line.is_empty())
-        .collect();
-    let text = if lines.is_empty() { answer.complaint() } else { lines.join("; ") };
-    let lower = text.to_ascii_lowercase();
-    match answer.code {
-        Some(code) if code != 0 && !text.is_empty() && !UNKNOWN.iter().any(|part| lower.contains(part)) => {
-            SubmitReply::Refused(text)
-        }
-        _ => SubmitReply::Unknown(text),
-    }
-}
-
 /// The id in one line of qsub's output: `41.srv`, `41[].srv`, `41`, `Request 41.srv submitted`.
-fn job_id(line: &str) -> Option<String> {
+#[must_use]
+pub fn job_id(line: &str) -> Option<String> {
     let line = line.trim();
     let candidate = match line.strip_prefix("Request ") {
         Some(rest) => rest.split_whitespace().next()?,
@@ -194,23 +168,6 @@ fn job_id(line: &str) -> Option<String> {
     let number = number.trim_end_matches("[]");
     let digits = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
     (digits && !server.contains(char::is_whitespace)).then(|| candidate.into())
-}
-
-/// Reads `pbsnodes -a`; `None` when the nodes differ.
-#[must_use]
-pub fn node_shape(text: &str) -> Option<NodeShape> {
-    let nodes = blocks(text, |line| (!line.starts_with(char::is_whitespace) && !line.is_empty()).then(|| line.trim()));
-    let mut shapes = nodes.into_iter().map(|(_, fields)| {
-        let available = |name: &str| fields.get(&format!("resources_available.{name}"));
-        let memory_kb = available("mem")?.trim_end_matches("kb").parse::<u64>().ok()?;
-        Some(NodeShape {
-            cpus: available("ncpus")?.parse().ok()?,
-            gpus: available("ngpus").and_then(|count| count.parse().ok()).unwrap_or(0),
-            mem_mb: memory_kb / 1024,
-        })
-    });
-    let first = shapes.next()??;
-    shapes.all(|shape| shape == Some(first)).then_some(first)
 }
 
 #[cfg(test)]

@@ -1,11 +1,14 @@
 //! Reading what Slurm's commands print. Pure functions over text, tested on recorded output.
-//! A line that can't be read is left out and counted as unknown, never as gone.
+//! A line that can't be read is counted, and then no absence means anything.
 
 use copal_schemas::{Timestamp, resources::NodeShape};
 use nix::sys::signal::Signal;
 
-use super::Status;
-use crate::scheduler::{EndReason, Ending, command::Output, parse_time};
+use crate::scheduler::{
+    EndReason, Ending, Status,
+    listing::{Listing, Record, unknown_state},
+    times::epoch,
+};
 
 /// Fields of `squeue -o`: id, state, start, end, reason, name. The name is last: a user's name may hold the separator.
 pub const SQUEUE_FORMAT: &str = "%i|%T|%S|%e|%r|%j";
@@ -29,33 +32,21 @@ pub struct Row {
     pub name: String,
 }
 
-fn rows(text: &str) -> Vec<Row> {
-    text.lines()
-        .filter_map(|line| {
-            let fields: Vec<&str> = line.splitn(6, '|').collect();
-            let [id, state, start, end, note, name] = fields[..] else { return None };
-            Some(Row {
-                id: id.trim().into(),
-                state: state.trim().into(),
-                start: parse_time(start),
-                end: parse_time(end),
-                note: note.trim().into(),
-                name: name.trim_end().into(),
-            })
+/// Reads `squeue -h -o` [`SQUEUE_FORMAT`] and `sacct -n -P -X -o` [`SACCT_FIELDS`].
+#[must_use]
+pub fn rows(text: &str) -> Listing<Row> {
+    Listing::of(text.lines().filter(|line| !line.trim().is_empty()).map(|line| {
+        let fields: Vec<&str> = line.splitn(6, '|').collect();
+        let [id, state, start, end, note, name] = fields[..] else { return None };
+        Some(Row {
+            id: id.trim().into(),
+            state: state.trim().into(),
+            start: epoch(start),
+            end: epoch(end),
+            note: note.trim().into(),
+            name: name.trim_end().into(),
         })
-        .collect()
-}
-
-/// Reads `squeue -h -o` [`SQUEUE_FORMAT`].
-#[must_use]
-pub fn squeue(text: &str) -> Vec<Row> {
-    rows(text)
-}
-
-/// Reads `sacct -n -P -X -o` [`SACCT_FIELDS`].
-#[must_use]
-pub fn sacct(text: &str) -> Vec<Row> {
-    rows(text)
+    }))
 }
 
 /// What a state word says.
@@ -88,7 +79,7 @@ pub fn phase(state: &str) -> Phase {
         "PREEMPTED" | "PR" => Phase::Over(EndReason::Preempted),
         "OUT_OF_MEMORY" | "OOM" => Phase::Over(EndReason::OutOfMemory),
         _ => {
-            tracing::warn!("Slurm's state {state:?} is not known; the job counts as running");
+            unknown_state("Slurm", state);
             Phase::Running
         }
     }
@@ -113,10 +104,16 @@ const NEVER: &[&str] = &[
     "QOSMaxCpuPerJobLimit",
 ];
 
-impl Row {
-    /// What the row says about its job.
-    #[must_use]
-    pub fn status(&self) -> Status {
+impl Record for Row {
+    fn id(&self) -> &str {
+        &self.id
+    }
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn status(&self) -> Status {
         match phase(&self.state) {
             Phase::Waiting if NEVER.contains(&self.note.as_str()) => Status::Impossible { reason: self.note.clone() },
             Phase::Waiting => {
@@ -146,59 +143,10 @@ fn exit(text: &str) -> (Option<i32>, Option<String>) {
     }
 }
 
-/// What sbatch's answer means.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum SubmitReply {
-    /// The job's id.
-    Accepted(String),
-    /// Slurm's words for why not.
-    Refused(String),
-    /// The controller may or may not have the job.
-    Unknown(String),
-}
-
-/// Texts of sbatch after which the job may exist all the same, or trying again may help.
-const UNKNOWN: &[&str] = &[
-    "timed out",
-    "unable to contact",
-    "connection refused",
-    "connection reset",
-    "communication",
-    "zero bytes",
-    "temporarily unable",
-    "temporarily unavailable",
-    "protocol authentication",
-    "backup mode",
-    "try again",
-    "socket",
-];
-
-/// Reads sbatch's answer. An id counts whatever the exit code: then there is a job.
-#[must_use]
-pub fn submit_reply(answer: &Output) -> SubmitReply {
-    if let Some(id) = answer.stdout.lines().rev().find_map(job_id) {
-        return SubmitReply::Accepted(id);
-    }
-    let lines: Vec<&str> = answer
-        .stderr
-        .lines()
-        .map(|line| line.trim().trim_start_matches("sbatch: ").trim_start_matches("error: "))
-        .map(|line| line.trim_start_matches("Batch job submission failed: "))
-        .filter(|line| !line.is_empty())
-        .collect();
-    let text = if lines.is_empty() { answer.complaint() } else { lines.join("; ") };
-    let lower = text.to_ascii_lowercase();
-    match answer.code {
-        Some(code) if code != 0 && !text.is_empty() && !UNKNOWN.iter().any(|part| lower.contains(part)) => {
-            SubmitReply::Refused(text)
-        }
-        _ => SubmitReply::Unknown(text),
-    }
-}
-
 /// The id in one line of sbatch's output: `64`, `64;cluster`, `Submitted batch job 64`, with anything a site's
 /// wrapper puts before it.
-fn job_id(line: &str) -> Option<String> {
+#[must_use]
+pub fn job_id(line: &str) -> Option<String> {
     let line = line.trim();
     let candidate = match line.rsplit_once("Submitted batch job ") {
         Some((_, rest)) => rest.split_whitespace().next()?,

@@ -3,11 +3,9 @@
 use std::sync::{Mutex, MutexGuard};
 
 use copal_schemas::{SiteId, batch_job::JobMode, settings::QueueLimits};
-use futures_util::future::{BoxFuture, FutureExt};
-use tokio::sync::Notify;
 
 use super::*;
-use crate::scheduler::SchedulerError;
+use crate::scheduler::{Adapter, SchedulerError};
 
 /// A service in memory; what it was told, in order.
 #[derive(Clone, Default)]
@@ -71,7 +69,6 @@ impl Desk for FakeDesk {
 #[derive(Default)]
 struct FakeScheduler {
     state: Mutex<SchedulerState>,
-    changed: Notify,
 }
 
 #[derive(Default)]
@@ -103,62 +100,45 @@ fn away() -> SchedulerError {
     SchedulerError::Answer { command: "squeue".into(), text: "Socket timed out on send/recv operation".into() }
 }
 
-impl Scheduler for FakeScheduler {
-    fn submit<'a>(&'a self, spec: &'a SubmitSpec) -> BoxFuture<'a, Result<SchedulerId, SubmitError>> {
-        async {
-            let mut state = self.lock();
-            state.submissions += 1;
-            if let Some(reason) = &state.refuses {
-                return Err(SubmitError::Refused(reason.clone()));
-            }
-            let id = SchedulerId(state.submissions.to_string());
-            if !state.requests_get_lost {
-                state.jobs.push((spec.key.clone(), id.clone(), Status::Queued { reason: None }));
-            }
-            if state.answers_get_lost || state.requests_get_lost { Err(SubmitError::Unsure(away())) } else { Ok(id) }
+impl Adapter for FakeScheduler {
+    async fn submit(&self, spec: &SubmitSpec) -> Result<SchedulerId, SubmitError> {
+        let mut state = self.lock();
+        state.submissions += 1;
+        if let Some(reason) = &state.refuses {
+            return Err(SubmitError::Refused(reason.clone()));
         }
-        .boxed()
+        let id = SchedulerId(state.submissions.to_string());
+        if !state.requests_get_lost {
+            state.jobs.push((spec.key.clone(), id.clone(), Status::Queued { reason: None }));
+        }
+        if state.answers_get_lost || state.requests_get_lost { Err(SubmitError::Unsure(away())) } else { Ok(id) }
     }
 
-    fn find<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Option<SchedulerId>, SchedulerError>> {
-        async move {
-            let state = self.lock();
-            if state.is_down {
-                return Err(away());
-            }
-            Ok(state.jobs.iter().find(|(name, ..)| name == key).map(|(_, id, _)| id.clone()))
+    async fn find(&self, key: &str) -> Result<Option<SchedulerId>, SchedulerError> {
+        let state = self.lock();
+        if state.is_down {
+            return Err(away());
         }
-        .boxed()
+        Ok(state.jobs.iter().find(|(name, ..)| name == key).map(|(_, id, _)| id.clone()))
     }
 
-    fn statuses<'a>(&'a self, jobs: &'a [Tracked]) -> BoxFuture<'a, Result<Vec<Status>, SchedulerError>> {
-        async {
-            let state = self.lock();
-            if state.is_down {
-                return Err(away());
-            }
-            let status = |job: &Tracked| {
-                state.jobs.iter().find(|(name, ..)| *name == job.key).map(|(.., status)| status.clone())
-            };
-            Ok(jobs.iter().map(|job| status(job).unwrap_or(Status::Absent)).collect())
+    async fn statuses(&self, jobs: &[Tracked]) -> Result<Vec<Status>, SchedulerError> {
+        let state = self.lock();
+        if state.is_down {
+            return Err(away());
         }
-        .boxed()
+        let status =
+            |job: &Tracked| state.jobs.iter().find(|(name, ..)| *name == job.key).map(|(.., status)| status.clone());
+        Ok(jobs.iter().map(|job| status(job).unwrap_or(Status::Absent)).collect())
     }
 
-    fn cancel<'a>(&'a self, jobs: &'a [Tracked]) -> BoxFuture<'a, Result<(), SchedulerError>> {
-        async {
-            self.lock().cancelled.extend(jobs.iter().map(|job| job.id.clone()));
-            Ok(())
-        }
-        .boxed()
+    async fn cancel(&self, jobs: &[Tracked]) -> Result<(), SchedulerError> {
+        self.lock().cancelled.extend(jobs.iter().map(|job| job.id.clone()));
+        Ok(())
     }
 
     fn lost_after(&self) -> Duration {
         self.lock().lost_after
-    }
-
-    fn changed(&self) -> &Notify {
-        &self.changed
     }
 }
 

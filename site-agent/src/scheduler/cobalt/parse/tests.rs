@@ -1,28 +1,38 @@
 use super::*;
 
 const QUEUE: &str = "\
-JobID   JobName  State      StartTime
+JobID   State      StartTime                             JobName
 ==========================================================================
-41      cp1xa    queued     N/A
-42      cp2xa    running    Mon Nov 30 10:34:38 2026 +0000 (UTC)
-43      cp3xa    dep_hold   N/A
+41      queued     N/A                                   cp1xa
+42      running    Mon Nov 30 10:34:38 2026 +0000 (UTC)  cp2xa
+43      dep_hold   N/A                                   my job queued
+44      running    Mon Nov 30 10:34:38 2026 +0000 (UTC)  my other job
 ";
 
 #[test]
 fn records_are_read() {
-    let rows = qstat(QUEUE).unwrap();
+    let rows = qstat(QUEUE).unwrap().rows;
     let text = |time: Timestamp| time.to_rfc3339();
-    assert_eq!(rows[0].status(), Status::Queued { reason: None });
+    assert_eq!((rows[0].name.as_str(), rows[0].status()), ("cp1xa", Status::Queued { reason: None }));
+    assert_eq!(rows[1].name, "cp2xa");
     assert_eq!(rows[1].start.map(text).unwrap(), "2026-11-30T10:34:38+00:00");
-    assert_eq!(rows[2].status(), Status::Queued { reason: Some("dep_hold".into()) });
-    assert_eq!(qstat("").unwrap(), []);
+    assert_eq!(qstat("").unwrap(), Listing::default());
 }
 
 #[test]
-fn pitfall_012_024_a_line_that_cant_be_read_makes_no_job_absent() {
+fn pitfall_030_a_name_with_spaces_shifts_no_column() {
+    let rows = qstat(QUEUE).unwrap().rows;
+    assert_eq!((rows[2].name.as_str(), rows[2].state.as_str()), ("my job queued", "dep_hold"));
+    assert_eq!((rows[3].name.as_str(), rows[3].state.as_str()), ("my other job", "running"));
+}
+
+#[test]
+fn pitfall_009_012_024_a_line_that_cant_be_read_hides_no_other() {
     assert!(qstat("JobID  User  WallTime\n====\n41 ann 00:10:00\n").is_err());
-    assert!(qstat(&format!("{QUEUE}44\n")).is_err());
-    assert!(qstat(&format!("{QUEUE}No handlers could be found for logger\n")).is_err());
+    for bad in ["45", "45 queued", "45 queued N/A", "No handlers could be found for logger"] {
+        let listing = qstat(&format!("{QUEUE}{bad}\n")).unwrap();
+        assert_eq!((listing.rows.len(), listing.skipped), (4, 1), "{bad}");
+    }
 }
 
 #[test]
@@ -59,4 +69,12 @@ fn pitfall_041_the_id_stands_alone_in_its_line() {
     assert_eq!(job_id("Auto-selected queue 41"), None);
     assert_eq!(job_id(""), None);
     assert!(is_over("No jobs to delete"));
+}
+
+#[test]
+fn pitfall_056_every_kind_of_end_stands_in_the_log() {
+    let reason = |text: &str| ending(&format!("Mon Nov 30 10:34:38 2026 +0000 (UTC) Info: {text}\n")).unwrap().reason;
+    assert_eq!(reason("job preempted by another"), EndReason::Preempted);
+    assert_eq!(reason("task terminated: node failure on nid00012"), EndReason::NodeFailure);
+    assert_eq!(reason("task was killed: out of memory"), EndReason::OutOfMemory);
 }

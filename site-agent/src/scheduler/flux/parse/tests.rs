@@ -5,21 +5,26 @@ fn records_are_read() {
     let text = "ƒ2SEGKuHBq|RUN||1796034878.5|||  |cp1xa\n\
                 f2SEGKuHBr|SCHED|||||| a|b \n\
                 f3|INACTIVE|TIMEOUT|1796034878.5|1796034938.25|-15|timeout|cp2xa\n";
-    let rows = jobs(text).unwrap();
-    assert_eq!((rows[0].id.as_str(), rows[0].name.as_str()), ("ƒ2SEGKuHBq", "cp1xa"));
-    assert!(matches!(rows[0].status(), Status::Running { start: Some(_) }));
-    assert_eq!(rows[1].name, "a|b");
-    let Status::Ended(ending) = rows[2].status() else { panic!("{rows:?}") };
+    let rows = jobs(text).rows;
+    assert_eq!((rows[2].id.as_str(), rows[2].name.as_str()), ("ƒ2SEGKuHBq", "cp1xa"));
+    assert!(matches!(rows[2].status(), Status::Running { start: Some(_) }));
+    let Status::Ended(ending) = rows[0].status() else { panic!("{rows:?}") };
     assert_eq!((ending.reason, ending.signal.as_deref()), (EndReason::TimeLimit, Some("SIGTERM")));
     assert_eq!((ending.end.unwrap() - ending.start.unwrap()).num_milliseconds(), 59_750);
-    assert_eq!(jobs("").unwrap(), []);
-    assert!(jobs("ƒ2SEGKuHBq|RUN\n").is_err());
+    assert_eq!(jobs(""), Listing::default());
+}
+
+#[test]
+fn pitfall_009_012_024_030_a_line_that_cant_be_read_hides_no_other() {
+    let listing = jobs("f2SEGKuHBr|SCHED|||||| a|b my job\nf2SEG|RUN\nID STATE NAME\nf3|RUN||1.5||||cp2xa\n");
+    assert_eq!(listing.skipped, 2);
+    assert_eq!(listing.rows.iter().map(|row| row.name.as_str()).collect::<Vec<_>>(), ["cp2xa", "a|b my job"]);
 }
 
 #[test]
 fn pitfall_017_025_every_state_has_a_meaning() {
     let row = |state: &str, result: &str, exception: &str| {
-        jobs(&format!("f2|{state}|{result}|1.5|2.5|1|{exception}|n")).unwrap().remove(0).status()
+        jobs(&format!("f2|{state}|{result}|1.5|2.5|1|{exception}|n")).rows.remove(0).status()
     };
     for state in ["NEW", "DEPEND", "PRIORITY", "SCHED", "S"] {
         assert!(matches!(row(state, "", ""), Status::Queued { .. }), "{state}");
@@ -52,4 +57,26 @@ fn nodes_are_alike_or_not() {
     assert_eq!(node_shape("3|144|12\n1|48|4\n"), Some(NodeShape { cpus: 48, gpus: 4, mem_mb: 0 }));
     assert_eq!(node_shape("3|145|12\n"), None);
     assert_eq!(node_shape("0|0|0\n"), None);
+}
+
+#[test]
+fn every_node_is_idle_allocated_or_down() {
+    let text = "free|3\nallocated|2\ndown|1\na-new-word|4\nfree|x\nnonsense\n";
+    assert_eq!(node_states(text), NodeStates { idle: 3, allocated: 2, down: 5 });
+    assert_eq!(node_states(""), NodeStates::default());
+}
+
+#[test]
+fn pitfall_047_056_endings_are_told_apart() {
+    let ended = |result: &str, exception: &str| {
+        let row = jobs(&format!("f2|INACTIVE|{result}|1.5|2.5|1|{exception}|n")).rows.remove(0);
+        match row.status() {
+            Status::Ended(ending) => ending.reason,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(ended("FAILED", "preempt"), EndReason::Preempted);
+    assert_eq!(ended("FAILED", "lost-shell"), EndReason::NodeFailure);
+    assert_eq!(ended("FAILED", "oom"), EndReason::OutOfMemory);
+    assert_eq!(ended("TIMEOUT", "timeout"), EndReason::TimeLimit);
 }

@@ -1,11 +1,26 @@
+use chrono::{TimeDelta, TimeZone};
+
 use super::*;
+use crate::scheduler::{command::Output, reply::SubmitReply};
 
 const QSTAT: &str = include_str!("../../fixtures/pbs/qstat-f.txt");
 const RUNNING: &str = include_str!("../../fixtures/pbs/qstat-f-running.txt");
 const HISTORY: &str = include_str!("../../fixtures/pbs/qstat-x-f.json");
 const OUTCOMES: &str = include_str!("../../fixtures/pbs/qsub-qdel-qstat-outcomes.txt");
 const SERVER_DOWN: &str = include_str!("../../fixtures/pbs/server-down.txt");
-const PBSNODES: &str = include_str!("../../fixtures/pbs/pbsnodes-a.txt");
+
+/// A while after everything was recorded.
+fn now() -> Timestamp {
+    chrono::DateTime::from_timestamp(1_796_300_000, 0).unwrap()
+}
+
+fn qstat(text: &str) -> Vec<Row> {
+    super::qstat(text, now()).unwrap().rows
+}
+
+fn submit_reply(answer: &Output) -> SubmitReply {
+    SubmitReply::read("qsub", answer, job_id)
+}
 
 /// The recorded JSON of finished jobs in the form that `qstat -x -f` prints, long lines cut as it does.
 fn history_as_text() -> String {
@@ -137,10 +152,35 @@ fn pitfall_041_ids_of_any_shape() {
 }
 
 #[test]
-fn a_server_of_like_nodes_has_a_shape() {
-    assert_eq!(node_shape(PBSNODES), Some(NodeShape { cpus: 16, gpus: 8, mem_mb: 4096 }));
-    let two =
-        format!("{PBSNODES}\nother\n     resources_available.mem = 4194304kb\n     resources_available.ncpus = 4\n");
-    assert_eq!(node_shape(&two), None);
-    assert_eq!(node_shape(""), None);
+fn pitfall_007_a_table_before_the_jobs_is_no_empty_queue() {
+    let table = "Job id            Name             User              Time Use S Queue\n---------------- ---------------- ----------------  -------- - -----\n\
+                 Job Id: 9.srv\n    Job_Name = cp1\n    job_state = R\n";
+    assert!(super::qstat(table, now()).unwrap_err().starts_with("Job id  "));
+    assert!(super::qstat("{\"timestamp\":1796034878,", now()).is_err());
+    assert_eq!(super::qstat("\n", now()).unwrap(), Listing::default());
+}
+
+#[test]
+fn pitfall_012_a_block_that_was_cut_short_makes_no_job_absent() {
+    let listing =
+        super::qstat("Job Id: 9.srv\n    Job_Name = cp1\n    job_state = R\n\nJob Id: 10.srv\n", now()).unwrap();
+    assert_eq!((listing.rows.len(), listing.skipped), (1, 1));
+}
+
+#[test]
+fn pitfall_056_a_preempted_job_did_not_complete() {
+    let row =
+        Row { state: "F".into(), exit_status: Some(271), comment: "Job preempted by 77.srv".into(), ..Row::default() };
+    let Status::Ended(ending) = row.status() else { panic!() };
+    assert_eq!(ending.reason, EndReason::Preempted);
+}
+
+#[test]
+fn pitfall_016_the_walltime_tells_which_of_two_hours_is_meant() {
+    let text = "Job Id: 9.srv\n    Job_Name = cp1\n    job_state = F\n    Exit_status = 0\n    stime = Mon Nov 30 10:00:00 2026\n    \
+                obittime = Mon Nov 30 11:30:00 2026\n    resources_used.walltime = 01:30:00\n";
+    let row = qstat(text).remove(0);
+    assert_eq!(row.end.unwrap() - row.start.unwrap(), TimeDelta::minutes(90));
+    let local = Local.with_ymd_and_hms(2026, 11, 30, 10, 0, 0).unwrap();
+    assert_eq!(row.start.unwrap(), local);
 }

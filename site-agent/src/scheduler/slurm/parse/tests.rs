@@ -1,4 +1,5 @@
 use super::*;
+use crate::scheduler::{command::Output, reply::SubmitReply};
 
 const SQUEUE: &str = include_str!("../../fixtures/slurm/squeue-o.txt");
 const SACCT: &str = include_str!("../../fixtures/slurm/sacct-X-P-n.txt");
@@ -22,6 +23,14 @@ fn answers(text: &str) -> Vec<(String, Output)> {
         }
     }
     all
+}
+
+fn submit_reply(answer: &Output) -> SubmitReply {
+    SubmitReply::read("sbatch", answer, job_id)
+}
+
+fn squeue(text: &str) -> Vec<Row> {
+    rows(text).rows
 }
 
 fn reply(stdout: &str, stderr: &str, code: i32) -> SubmitReply {
@@ -125,10 +134,10 @@ fn times_are_epoch_seconds() {
     let Status::Running { start } = status("55|RUNNING|1796033597|1796035397|None|cp1x00000") else { panic!() };
     assert_eq!(start.unwrap().timestamp(), 1_796_033_597);
     assert_eq!(status("61|PENDING|N/A|N/A|PartitionDown|cp1"), Status::Queued { reason: Some("PartitionDown".into()) });
-    let Status::Ended(ending) = sacct("49|TIMEOUT|1796033552|1796033636|0:0|cp1")[0].status() else { panic!() };
+    let Status::Ended(ending) = squeue("49|TIMEOUT|1796033552|1796033636|0:0|cp1")[0].status() else { panic!() };
     assert_eq!((ending.reason, ending.exit_code), (EndReason::TimeLimit, Some(0)));
     assert_eq!(ending.end.unwrap().timestamp(), 1_796_033_636);
-    let Status::Ended(ending) = sacct("3|CANCELLED by 0|None|1796033125|0:15|cp1")[0].status() else { panic!() };
+    let Status::Ended(ending) = squeue("3|CANCELLED by 0|None|1796033125|0:15|cp1")[0].status() else { panic!() };
     assert_eq!((ending.start, ending.signal.as_deref()), (None, Some("SIGTERM")));
 }
 
@@ -152,8 +161,9 @@ fn pitfall_019_020_029_ids_of_any_shape_and_names_with_the_separator() {
 
 #[test]
 fn pitfall_012_024_a_line_that_can_not_be_read_hides_no_other() {
-    let rows = squeue("garbage\n41|RUNNING|1|2|None|cp1\nJOBID|STATE\n\n42|PENDING|N/A|N/A|Priority|cp2\n");
-    assert_eq!(rows.iter().map(|row| row.id.as_str()).collect::<Vec<_>>(), ["41", "42"]);
+    let listing = rows("garbage\n41|RUNNING|1|2|None|cp1\nJOBID|STATE\n\n42|PENDING|N/A|N/A|Priority|cp2\n");
+    assert_eq!(listing.rows.iter().map(|row| row.id.as_str()).collect::<Vec<_>>(), ["41", "42"]);
+    assert_eq!(listing.skipped, 2);
     assert!(squeue("").is_empty());
 }
 
@@ -176,4 +186,35 @@ fn a_cluster_of_like_nodes_has_a_shape() {
     assert_eq!(node_shape(""), None);
     assert_eq!(gpus("gpu:a100:4(S:0-1),gpu:1g.10gb:2(S:0),nic:1,gpu"), 7);
     assert_eq!(gpus("(null)"), 0);
+}
+
+#[test]
+fn pitfall_023_columns_have_no_width_to_overflow() {
+    let asked = |format: &str| format.chars().any(|letter| letter.is_ascii_digit());
+    assert!(!asked(SQUEUE_FORMAT) && SQUEUE_FORMAT.split('|').count() == 6, "{SQUEUE_FORMAT}");
+    // What a fixed width would have made of it is no state, and no end.
+    assert_eq!(phase("COMPLETININVALID"), Phase::Running);
+    assert!(matches!(status("41|COMPLETING|1|2|None|cp1"), Status::Running { .. }));
+}
+
+#[test]
+fn pitfall_030_a_name_with_spaces_shifts_no_column() {
+    let row = squeue("41|RUNNING|1|2|None|my COMPLETED job").remove(0);
+    assert_eq!((row.name.as_str(), row.state.as_str()), ("my COMPLETED job", "RUNNING"));
+}
+
+#[test]
+fn pitfall_045_047_056_every_kind_of_end_is_its_own() {
+    for (line, reason) in [
+        ("PREEMPTED|1|2|0:15", EndReason::Preempted),
+        ("NODE_FAIL|1|2|0:0", EndReason::NodeFailure),
+        ("OUT_OF_MEMORY|1|2|0:125", EndReason::OutOfMemory),
+        ("TIMEOUT|1|2|0:0", EndReason::TimeLimit),
+        ("CANCELLED by 0|1|2|0:15", EndReason::Cancelled),
+        ("FAILED|1|2|3:0", EndReason::Failed),
+        ("COMPLETED|1|2|0:0", EndReason::Completed),
+    ] {
+        let Status::Ended(ending) = status(&format!("41|{line}|cp1")) else { panic!("{line}") };
+        assert_eq!((ending.reason, ending.start.is_some(), ending.end.is_some()), (reason, true, true), "{line}");
+    }
 }
