@@ -228,6 +228,53 @@ pub struct TransferSettings {
     pub ssh_options: Vec<String>,
     /// The Globus collection in which the Site's folder is.
     pub globus_endpoint_id: Option<String>,
+    /// How Globus is reached, and how its collection shows this machine's files.
+    pub globus: GlobusSettings,
+    /// The stores behind `s3://` locations, by alias; left out, Amazon's own.
+    pub s3: BTreeMap<String, S3Settings>,
+}
+
+/// An S3-compatible store.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct S3Settings {
+    /// Its URL, such as `https://s3.example.org`; left out, Amazon's.
+    pub endpoint: Option<String>,
+    /// Its region.
+    pub region: String,
+    /// Whether the bucket is a part of the host's name instead of the path.
+    pub virtual_hosted_style: bool,
+}
+
+impl Default for S3Settings {
+    fn default() -> Self {
+        Self { endpoint: None, region: "us-east-1".into(), virtual_hosted_style: false }
+    }
+}
+
+/// How Globus is reached.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct GlobusSettings {
+    /// The folder of this machine that the Site's collection shows as `/`.
+    pub collection_root: String,
+    /// The transfer API.
+    pub transfer_url: String,
+    /// The service that renews tokens.
+    pub auth_url: String,
+    /// The longest wait between two looks at a task in seconds.
+    pub poll_period_sec: f64,
+}
+
+impl Default for GlobusSettings {
+    fn default() -> Self {
+        Self {
+            collection_root: "/".into(),
+            transfer_url: "https://transfer.api.globus.org/v0.10".into(),
+            auth_url: "https://auth.globus.org/v2/oauth2".into(),
+            poll_period_sec: 30.0,
+        }
+    }
 }
 
 impl Default for TransferSettings {
@@ -244,6 +291,8 @@ impl Default for TransferSettings {
             credentials_file: None,
             ssh_options: Vec::new(),
             globus_endpoint_id: None,
+            globus: GlobusSettings::default(),
+            s3: BTreeMap::new(),
         }
     }
 }
@@ -354,7 +403,7 @@ impl Default for QueueMaintainerSettings {
     }
 }
 
-/// Deletes what Apps declare as `cleanup_files` from the workdirs of Jobs that are over.
+/// Deletes what Apps declare as `cleanup_files` from the workdirs of Jobs that are JOB_FINISHED.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct FileCleanerSettings {
@@ -368,6 +417,10 @@ impl Default for FileCleanerSettings {
     fn default() -> Self {
         Self { cleanup_batch_size: 180, service_period: 30.0 }
     }
+}
+
+fn usual_file_cleaner() -> Option<FileCleanerSettings> {
+    Some(FileCleanerSettings::default())
 }
 
 /// A Site's `settings.yml`.
@@ -394,8 +447,8 @@ pub struct Settings {
     /// BatchJobs of one size; none when left out.
     #[serde(default)]
     pub queue_maintainer: Option<QueueMaintainerSettings>,
-    /// Cleaning of workdirs; none when left out.
-    #[serde(default)]
+    /// Cleaning of workdirs; `null` for none.
+    #[serde(default = "usual_file_cleaner")]
     pub file_cleaner: Option<FileCleanerSettings>,
     /// Logs.
     #[serde(default)]

@@ -1,6 +1,7 @@
 //! Running one hook of one Job. A hook is any executable: it gets the Job as JSON on standard input,
 //! runs in the workdir with `COPAL_JOB_ID`, `COPAL_JOB_STATE`, `COPAL_SITE_PATH` and `COPAL_RESULT`
-//! in its environment, and its output goes to `copal.log` there. It may write
+//! in its environment, and its output goes to `copal.log` there. `copal` in a hook means this Site, and acts with
+//! the login of the Site's user, which it reads from `$COPAL_HOME/client.yml` itself. A hook may write
 //! `{"state": …, "data": {…}, "state_data": {…}}` to the file `$COPAL_RESULT`; exit code 0 without
 //! that means go on, everything else that it failed. What follows is `tasks/hooks.rs`.
 
@@ -14,10 +15,11 @@ use std::{
 };
 
 use chrono::Utc;
-use copal_client::SiteDir;
+use copal_client::{SiteDir, credentials::copal_home};
 use copal_schemas::{JobState, JsonObject, app_file::Hooks, job::Job};
 use nix::sys::signal::Signal;
 use serde::Deserialize;
+use serde_json::Value;
 use tokio::{io::AsyncWriteExt, process::Command};
 
 use crate::process::send_group;
@@ -151,6 +153,10 @@ impl HookRun<'_> {
             .env("COPAL_SITE_PATH", self.site.root())
             .env("COPAL_WORKDIR", workdir)
             .env("COPAL_RESULT", result)
+            // Whatever folder the hook changes to, and whatever HOME it sets.
+            .env("COPAL_HOME", std::path::absolute(copal_home()).unwrap_or_else(|_| copal_home()))
+            // Meant for whoever started the agent, not for what Apps run.
+            .env_remove("COPAL_PASSWORD")
             .stdin(Stdio::piped())
             .stdout(output()?)
             .stderr(output()?)
@@ -163,14 +169,16 @@ impl HookRun<'_> {
         let group = Group(child.id());
         let job = serde_json::to_vec(self.job).map_err(|error| error.to_string())?;
         let stdin = child.stdin.take();
-        let feed = async move {
+        // A hook need not read it, and may leave somebody behind who keeps the pipe open without reading: its end is
+        // its own exit alone.
+        let feed = tokio::spawn(async move {
             if let Some(mut stdin) = stdin {
-                // A hook need not read it.
                 let _ = stdin.write_all(&job).await;
             }
-        };
-        let ended = async { tokio::join!(feed, child.wait()).1 };
-        let status = match tokio::time::timeout(self.limit, ended).await {
+        });
+        let ended = tokio::time::timeout(self.limit, child.wait()).await;
+        feed.abort();
+        let status = match ended {
             Ok(status) => Some(status.map_err(|error| error.to_string())?),
             Err(_) => {
                 group.send(Signal::SIGTERM);
@@ -247,8 +255,31 @@ fn read_result(path: &Path) -> Result<HookResult, String> {
     if bytes.iter().all(u8::is_ascii_whitespace) {
         return Ok(HookResult::default());
     }
-    serde_json::from_slice(&bytes)
-        .map_err(|error| wrong(format!("is not a JSON object with state, data and state_data: {error}")))
+    let result: HookResult = serde_json::from_slice(&bytes).map_err(|error| {
+        wrong(format!("is not a JSON object with state, data and state_data: {}", storable(&error.to_string())))
+    })?;
+    if [&result.data, &result.state_data]
+        .into_iter()
+        .any(|object| object.iter().any(|(key, value)| has_nul(key, value)))
+    {
+        return Err(wrong("has a NUL character (U+0000), which can't be stored".into()));
+    }
+    Ok(result)
+}
+
+fn has_nul(key: &str, value: &Value) -> bool {
+    key.contains('\0')
+        || match value {
+            Value::String(text) => text.contains('\0'),
+            Value::Array(items) => items.iter().any(|item| has_nul("", item)),
+            Value::Object(object) => object.iter().any(|(key, value)| has_nul(key, value)),
+            Value::Null | Value::Bool(_) | Value::Number(_) => false,
+        }
+}
+
+/// A text as a database can store it.
+fn storable(text: &str) -> String {
+    text.replace('\0', "\u{fffd}")
 }
 
 fn tail(log: &File, offset: u64, lines: usize) -> String {
@@ -264,7 +295,7 @@ fn tail(log: &File, offset: u64, lines: usize) -> String {
     let text = String::from_utf8_lossy(&bytes);
     let all: Vec<&str> = text.lines().collect();
     // What a database can't store is not worth losing the tail for.
-    all[all.len().saturating_sub(lines)..].join("\n").replace('\0', "\u{fffd}")
+    storable(&all[all.len().saturating_sub(lines)..].join("\n"))
 }
 
 #[cfg(test)]

@@ -95,10 +95,34 @@ async fn a_failure_has_the_exit_code_and_the_tail() {
 }
 
 #[tokio::test]
+async fn the_end_of_a_hook_is_its_exit_also_when_nobody_reads_the_job() {
+    let mut world = world();
+    // More than a pipe holds, and somebody who keeps the pipe open.
+    world.job.data.insert("large".into(), "x".repeat(1 << 20).into());
+    let script = "#!/bin/bash\nsleep 1000 <&0 &\necho $! > pid\nexit 0\n";
+    assert_eq!(world.run(script, LIMIT).await.unwrap(), HookResult::default());
+}
+
+#[tokio::test]
+async fn copal_in_a_hook_has_a_home_and_a_site_and_no_password() {
+    let world = world();
+    let script = "#!/bin/bash\ncd /\n[ \"${COPAL_HOME:0:1}\" = / ] && [ -d \"$COPAL_SITE_PATH/apps\" ] && [ -z \"$COPAL_PASSWORD\" ]\n\
+                  [[ $PATH == /opt/copal/bin:* ]]\n";
+    world.run(script, LIMIT).await.unwrap();
+}
+
+#[tokio::test]
 async fn results_that_are_none_are_explained() {
-    for (text, part) in
-        [("{", "JSON object"), ("[1]", "JSON object"), ("{\"stat\": 1}", "stat"), ("{\"state\": \"Done\"}", "Done")]
-    {
+    for (text, part) in [
+        ("{", "JSON object"),
+        ("[1]", "JSON object"),
+        ("garbage", "JSON object"),
+        ("{\"stat\": 1}", "stat"),
+        ("{\"state\": \"Done\"}", "Done"),
+        ("{\"data\": 3}", "data"),
+        (r#"{"data": {"a": ["x\u0000"]}}"#, "NUL"),
+        (r#"{"a\u0000b": 1}"#, "JSON object"),
+    ] {
         let failure =
             world().run(&format!("#!/bin/sh\nprintf '%s' '{text}' > $COPAL_RESULT\n"), LIMIT).await.unwrap_err();
         assert!(failure.reason.contains("$COPAL_RESULT") && failure.reason.contains(part), "{}", failure.reason);

@@ -232,28 +232,74 @@ async fn report(
                     return Err(error);
                 }
                 // The next report or acquire shows an outage.
-                _ => continue,
+                _ => {}
             },
             Ok(0) => return Ok(()),
-            Ok(_) => {}
+            Ok(_) => deliver(&context, id, updates).await?,
         }
-        let updates = Updates { batch_key: Uuid::new_v4(), updates, release: Vec::new() };
-        let mut backoff = Backoff::new(MAX_BACKOFF);
-        loop {
-            match context.api.client().send_updates(id, &updates).await {
-                Ok(answer) => {
-                    for rejected in answer.rejected {
-                        tracing::warn!(job.id = rejected.job_id.0, "a hook's result was refused: {}", rejected.detail);
-                    }
-                    break;
-                }
-                Err(error) if error.is_transient() || error.code() == Some(ErrorCode::Unauthenticated) => {
-                    context.board.failure("hooks", &context.api.explain(&error));
-                    tokio::time::sleep(backoff.next_wait()).await;
-                }
-                Err(error) => return Err(error),
+    }
+}
+
+/// Delivers reports, whatever it takes. What the service does not take for what is in it (too large, say) must not
+/// keep the others from arriving: it is found by halves, and its Job is FAILED with what the service said.
+async fn deliver(context: &Context, id: SessionId, updates: Vec<JobUpdate>) -> Result<(), ClientError> {
+    let mut open = vec![updates];
+    while let Some(mut batch) = open.pop() {
+        match send(context, id, &batch).await {
+            Ok(()) => {}
+            Err(error) if is_about_content(&error) && batch.len() > 1 => {
+                open.push(batch.split_off(batch.len() / 2));
+                open.push(batch);
             }
+            Err(error) if is_about_content(&error) => {
+                let refused: Vec<JobUpdate> =
+                    batch.iter().map(|update| not_taken(update, &context.api.explain(&error))).collect();
+                send(context, id, &refused).await?;
+            }
+            Err(error) => return Err(error),
         }
+    }
+    Ok(())
+}
+
+/// Sends one batch for as long as the service is away.
+async fn send(context: &Context, id: SessionId, batch: &[JobUpdate]) -> Result<(), ClientError> {
+    let updates = Updates { batch_key: Uuid::new_v4(), updates: batch.to_vec(), release: Vec::new() };
+    let mut backoff = Backoff::new(MAX_BACKOFF);
+    loop {
+        match context.api.client().send_updates(id, &updates).await {
+            Ok(answer) => {
+                for rejected in answer.rejected {
+                    tracing::warn!(job.id = rejected.job_id.0, "a hook's result was refused: {}", rejected.detail);
+                }
+                return Ok(());
+            }
+            Err(error) if error.is_transient() || error.code() == Some(ErrorCode::Unauthenticated) => {
+                context.board.failure("hooks", &context.api.explain(&error));
+                mend_login(context, &error).await;
+                tokio::time::sleep(backoff.next_wait()).await;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Whether the service refused a call for what is in it.
+fn is_about_content(error: &ClientError) -> bool {
+    matches!(error, ClientError::Problem(problem) if [400, 413, 422].contains(&problem.status))
+}
+
+/// The report that takes the place of one that the service does not take.
+fn not_taken(update: &JobUpdate, why: &str) -> JobUpdate {
+    let mut data = JsonObject::new();
+    data.insert("reason".into(), json!(format!("the service does not take the hook's result: {why}")));
+    JobUpdate {
+        state: JobState::Failed,
+        state_data: data,
+        return_code: None,
+        data: None,
+        usage: None,
+        ..update.clone()
     }
 }
 
@@ -298,8 +344,7 @@ async fn run_hook(context: &Context, job: &Job, app_name: &str) -> Result<HookRe
 }
 
 fn load_app(context: &Context, name: &str) -> Result<App, String> {
-    let path = context.dir.apps().join(format!("{name}.yml"));
-    App::load(&path).map_err(|error| format!("App {name}: {:#}", anyhow::Error::from(error)))
+    App::load(&context.dir.app_file(name)).map_err(|error| format!("App {name}: {:#}", anyhow::Error::from(error)))
 }
 
 /// Where a Job goes when its hook only said "go on". After an error or a time-out that is what the retry
