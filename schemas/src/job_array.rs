@@ -27,6 +27,14 @@ pub struct JobArrayCreate {
     #[serde(default = "one", deserialize_with = "lenient::int")]
     #[cfg_attr(feature = "openapi", schema(minimum = 1))]
     pub step: i64,
+    /// How many of the array's Jobs may be on their way at once, from the first step to the last; the others wait for
+    /// their turn in AWAITING_PARENTS. Left out: any number.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "lenient::nullable_int")]
+    #[cfg_attr(feature = "openapi", schema(minimum = 1))]
+    pub max_at_once: Option<i64>,
+    /// The array that these Jobs join, which was made before and keeps its own `max_at_once`. Left out: a new one.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "lenient::nullable_int")]
+    pub array_id: Option<i64>,
     /// What each of them is. In its workdir and in the values of its parameters and tags, and in the paths of its
     /// transfers, `{index}` becomes the index and `{index:06}` the same with zeros in front up to six digits.
     pub job: JobCreate,
@@ -46,6 +54,8 @@ pub struct JobArray {
     pub count: i64,
     /// The Job of the first index. Ids grow with the index, but Jobs that others make at the same time may lie between.
     pub first_job_id: JobId,
+    /// The Job of the last index.
+    pub last_job_id: JobId,
 }
 
 impl JobArrayCreate {
@@ -66,19 +76,27 @@ impl JobArrayCreate {
     /// # Errors
     /// A field, and a sentence that says what is wrong with an `{index…}` in it.
     pub fn job_of(&self, index: i64) -> Result<JobCreate, (&'static str, String)> {
-        let fill = |field, text: &str| IndexText::parse(text).map(|text| text.fill(index)).map_err(|msg| (field, msg));
-        let fill_map = |field, map: &StringMap| {
-            map.iter().map(|(key, value)| Ok((key.clone(), fill(field, value)?))).collect::<Result<StringMap, _>>()
-        };
-        let mut job = self.job.clone();
-        job.workdir = fill("workdir", &job.workdir)?;
-        job.parameters = fill_map("parameters", &job.parameters)?;
-        job.tags = fill_map("tags", &job.tags)?;
-        for location in job.transfers.values_mut() {
-            location.path = fill("transfers", &location.path)?;
-        }
-        Ok(job)
+        job_of(&self.job, index)
     }
+}
+
+/// The Job that a template makes for one index.
+///
+/// # Errors
+/// A field, and a sentence that says what is wrong with an `{index…}` in it.
+pub fn job_of(template: &JobCreate, index: i64) -> Result<JobCreate, (&'static str, String)> {
+    let fill = |field, text: &str| IndexText::parse(text).map(|text| text.fill(index)).map_err(|msg| (field, msg));
+    let fill_map = |field, map: &StringMap| {
+        map.iter().map(|(key, value)| Ok((key.clone(), fill(field, value)?))).collect::<Result<StringMap, _>>()
+    };
+    let mut job = template.clone();
+    job.workdir = fill("workdir", &job.workdir)?;
+    job.parameters = fill_map("parameters", &job.parameters)?;
+    job.tags = fill_map("tags", &job.tags)?;
+    for location in job.transfers.values_mut() {
+        location.path = fill("transfers", &location.path)?;
+    }
+    Ok(job)
 }
 
 /// A text with places for an index.

@@ -15,6 +15,8 @@ pub enum WhyCode {
     Ended,
     /// A Job that it depends on is not where it must be.
     Dependency,
+    /// Its array runs so many Jobs at once, and others of it come first.
+    ArrayLimit,
     /// Files are not staged yet.
     Staging,
     /// The agent has not taken the next step: a hook, or a step of a Balsam App.

@@ -12,7 +12,7 @@ use copal_schemas::{
 };
 use sqlx::PgConnection;
 
-use super::scope::Scope;
+use super::{array_limit, scope::Scope};
 use crate::error::{ApiError, ApiResult};
 
 /// What the edges to a Job's parents say together.
@@ -52,6 +52,12 @@ impl Status {
         data
     }
 
+    /// The same for a Job whose turn in its array is yet to come.
+    #[must_use]
+    pub fn before_its_turn(self) -> Self {
+        Self { open: true, ..self }
+    }
+
     /// One more edge.
     fn add(&mut self, parent: JobId, met: Option<bool>) {
         match met {
@@ -69,6 +75,8 @@ pub struct Ended {
     pub parent: JobId,
     /// Whether it is JOB_FINISHED; `None` when it is at no end any more.
     pub finished: Option<bool>,
+    /// Whether it was at an end before.
+    pub was_at_end: bool,
 }
 
 /// Whether an edge is met by a parent in this state; `None` while that is open.
@@ -104,7 +112,8 @@ pub async fn statuses(conn: &mut PgConnection, children: &[JobId]) -> ApiResult<
     Ok(statuses.collect())
 }
 
-/// Writes to the edges what became of their parents. Gives the children in the order of their ids.
+/// Writes to the edges what became of their parents. Gives the children in the order of their ids, and with them the
+/// Jobs whose turn it is in an array with a limit.
 ///
 /// # Errors
 /// The database's.
@@ -115,7 +124,9 @@ pub async fn record(conn: &mut PgConnection, ended: &[Ended]) -> ApiResult<Vec<J
          returning e.child_id";
     let parents: Vec<JobId> = ended.iter().map(|end| end.parent).collect();
     let finished: Vec<Option<bool>> = ended.iter().map(|end| end.finished).collect();
-    let mut children: Vec<JobId> = sqlx::query_scalar(SQL).bind(parents).bind(finished).fetch_all(conn).await?;
+    let mut children: Vec<JobId> = sqlx::query_scalar(SQL).bind(parents).bind(finished).fetch_all(&mut *conn).await?;
+    let places = array_limit::places_of(&mut *conn, ended).await?;
+    children.extend(array_limit::turns(conn, &places).await?);
     children.sort_unstable();
     children.dedup();
     Ok(children)

@@ -12,12 +12,14 @@ use serde_json::Value;
 use sqlx::{FromRow, PgConnection, Postgres, QueryBuilder, types::Json};
 
 use super::{
+    array_limit::{self, Places},
     dependencies,
     events::{Log, Place},
     job_checks,
     job_create::{self, AppRow, New, Spot},
     scope::Scope,
     tags,
+    transition::{Moves, Which},
 };
 use crate::error::{ApiError, ApiResult};
 
@@ -35,11 +37,16 @@ pub async fn create(conn: &mut PgConnection, scope: Scope, mut array: JobArrayCr
     let first = check(&mut array)?;
     let apps = job_create::read_apps(&mut *conn, scope, std::slice::from_ref(&first)).await?;
     let edges = dependencies::prepare(&mut *conn, scope, std::slice::from_ref(&first)).await?;
+    let limited = match array.array_id {
+        Some(id) => array_limit::has_limit(&mut *conn, scope.owner, id).await?,
+        None => array.max_at_once.is_some(),
+    };
     let status = edges.statuses.first().copied().unwrap_or_default();
+    let status = if limited { status.before_its_turn() } else { status };
     let new = job_create::plan(Spot::Template, first, &apps, status)?;
     check_choices(&array, new.app)?;
     let row = {
-        let mut sql = Statement { array: &array, new: &new, scope, sql: QueryBuilder::new("") };
+        let mut sql = Statement { array: &array, new: &new, scope, limited, sql: QueryBuilder::new("") };
         sql.build(&edges.of(0))?;
         sqlx::query(TIME_LIMIT).execute(&mut *conn).await?;
         sql.sql.build_query_as::<ArrayRow>().fetch_one(&mut *conn).await?
@@ -47,8 +54,19 @@ pub async fn create(conn: &mut PgConnection, scope: Scope, mut array: JobArrayCr
     let mut log = Log::default();
     let place = Place { owner: scope.owner, site: new.app.site_id, app: new.app.id };
     log.created_array(place, new.state(), new.steps.iter().map(|step| step.to), row.count);
-    log.write(conn).await?;
-    Ok(JobArray { array_id: row.array_id, count: row.count, first_job_id: row.first_job_id })
+    log.write(&mut *conn).await?;
+    if limited {
+        if let Some(at_once) = array.max_at_once {
+            array_limit::create(&mut *conn, scope.owner, row.array_id, at_once).await?;
+        }
+        let first = array_limit::turns(&mut *conn, &Places::from([(row.array_id, 0)])).await?;
+        let mut moves = Moves::lock(&mut *conn, Which::Any(&first)).await?;
+        for (now, job) in moves.iter_mut() {
+            job.follow_dependencies(now);
+        }
+        moves.apply(conn).await?;
+    }
+    Ok(row.into())
 }
 
 #[derive(FromRow)]
@@ -56,6 +74,14 @@ struct ArrayRow {
     array_id: i64,
     count: i64,
     first_job_id: JobId,
+    last_job_id: JobId,
+}
+
+impl From<ArrayRow> for JobArray {
+    fn from(row: ArrayRow) -> Self {
+        let ArrayRow { array_id, count, first_job_id, last_job_id } = row;
+        Self { array_id, count, first_job_id, last_job_id }
+    }
 }
 
 /// Checks what needs no database, leaves the workdir in its normal form, and gives the first Job.
@@ -69,6 +95,13 @@ fn check(array: &mut JobArrayCreate) -> ApiResult<JobCreate> {
     }
     if !(array.first..=MAX_INDEX).contains(&array.last) {
         return Err(wrong("last", format!("{} is not between first ({}) and {MAX_INDEX}", array.last, array.first)));
+    }
+    match (array.max_at_once, array.array_id) {
+        (Some(most), _) if most < 1 => return Err(wrong("max_at_once", format!("{most} is not 1 or more"))),
+        (Some(_), Some(id)) => {
+            return Err(wrong("max_at_once", format!("array {id} has the limit that it was made with")));
+        }
+        _ => {}
     }
     let count = array.count();
     if count > MAX_ARRAY {
@@ -133,13 +166,22 @@ struct Statement<'a> {
     /// The first Job.
     new: &'a New<'a>,
     scope: Scope,
+    /// Whether its Jobs wait for their turn.
+    limited: bool,
     sql: QueryBuilder<Postgres>,
 }
 
 impl Statement<'_> {
     fn build(&mut self, edges: &[(Dependency, Option<bool>)]) -> ApiResult<()> {
         let JobArrayCreate { first, last, step, .. } = *self.array;
-        self.sql.push("with array_id as materialized (select nextval('job_array_ids') as id)");
+        match self.array.array_id {
+            Some(id) => {
+                self.sql.push("with array_id as materialized (select ").push_bind(id).push("::bigint as id)");
+            }
+            None => {
+                self.sql.push("with array_id as materialized (select nextval('job_array_ids') as id)");
+            }
+        }
         // Each has a time of its own: a list by time would have to sort all that have the same by id.
         self.sql
             .push(", new as materialized (select nextval('jobs_id_seq') as id, i as index, clock_timestamp() as at ");
@@ -152,25 +194,27 @@ impl Statement<'_> {
         self.edges(edges);
         self.staged()?;
         self.logged();
-        self.sql.push(" select (select id from array_id) as array_id, count(*), min(id) as first_job_id from new");
+        self.sql.push(" select (select id from array_id) as array_id, count(*), min(id) as first_job_id, ");
+        self.sql.push("max(id) as last_job_id from new");
         Ok(())
     }
 
     fn hot(&mut self) -> ApiResult<()> {
         let job = &self.new.job;
         let (app_id, site_id): (AppId, _) = (self.new.app.id, self.new.app.site_id);
-        let has_parents = !job.parent_ids.is_empty() || !job.dependencies.is_empty();
+        let has_parents = self.limited || !job.parent_ids.is_empty() || !job.dependencies.is_empty();
         self.sql.push(
             ", hot as (insert into jobs (id, last_update, owner_id, site_id, app_id, state, priority, num_nodes, \
              ranks_per_node, node_packing_count, wall_time_min, return_code, max_restarts, dependency_failed, \
-             has_transfers, has_parents, tags) select id, at, ",
+             has_transfers, has_parents, has_children, tags) select id, at, ",
         );
         let mut values = self.sql.separated(", ");
         values.push_bind(self.scope.owner).push_bind(site_id).push_bind(app_id).push_bind(self.new.state());
         values.push_bind(job.priority).push_bind(job.num_nodes).push_bind(job.ranks_per_node);
         values.push_bind(job.node_packing_count).push_bind(job.wall_time_min).push_bind(job.return_code);
         values.push_bind(job.max_restarts).push_bind(self.new.state() == JobState::Failed);
-        values.push_bind(!self.new.transfers.is_empty()).push_bind(has_parents).push("");
+        // Those who wait for their turn are told of its end as children are.
+        values.push_bind(!self.new.transfers.is_empty()).push_bind(has_parents).push_bind(self.limited).push("");
         self.map(&self.new.job.tags, &self.array.job.tags)?;
         self.sql.push(" from new)");
         Ok(())
@@ -225,6 +269,10 @@ impl Statement<'_> {
     }
 
     fn edges(&mut self, edges: &[(Dependency, Option<bool>)]) {
+        if self.limited {
+            self.sql.push(", turns as (insert into job_edges (child_id, parent_id, kind, met) ");
+            self.sql.push("select new.id, -(select id from array_id), 'afterany', null from new)");
+        }
         if edges.is_empty() {
             return;
         }
@@ -327,7 +375,8 @@ mod tests {
     use super::*;
 
     fn array(first: i64, last: i64, workdir: &str) -> JobArrayCreate {
-        JobArrayCreate { first, last, step: 1, job: JobCreate::new(AppId(1), workdir) }
+        let job = JobCreate::new(AppId(1), workdir);
+        JobArrayCreate { first, last, step: 1, max_at_once: None, array_id: None, job }
     }
 
     fn field_of(mut array: JobArrayCreate) -> String {
@@ -343,6 +392,8 @@ mod tests {
             ("last", array(0, i64::MAX, "a/{index}")),
             ("first", array(-1, 1, "a/{index}")),
             ("step", JobArrayCreate { step: 0, ..array(0, 1, "a/{index}") }),
+            ("max_at_once", JobArrayCreate { max_at_once: Some(0), ..array(0, 1, "a/{index}") }),
+            ("max_at_once", JobArrayCreate { max_at_once: Some(1), array_id: Some(1), ..array(0, 1, "a/{index}") }),
             ("workdir", array(0, 1, "a")),
             ("workdir", array(0, 1, "a/{index:x}")),
             ("workdir", array(0, 1, "../{index}")),

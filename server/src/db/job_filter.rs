@@ -35,6 +35,10 @@ pub struct JobFilter {
     pub tags: StringMap,
     /// Where the file cleaner has not been.
     pub pending_file_cleanup: bool,
+    /// With this id or a greater one.
+    pub id_from: Option<JobId>,
+    /// With this id or a smaller one.
+    pub id_to: Option<JobId>,
     /// Beyond this id. Only pages of a list heed it: it says where to go on, not which Jobs are meant, so that a client
     /// that reads a million Jobs never makes the service skip rows.
     pub after_id: Option<JobId>,
@@ -167,7 +171,11 @@ impl JobFilter {
 
     /// Whether nothing but Sites, Apps and states is asked, which the tallies know.
     fn is_tallied(&self) -> bool {
-        !self.has_hot_conditions() && !self.has_cold_conditions() && self.ids.is_empty()
+        !self.has_hot_conditions()
+            && !self.has_cold_conditions()
+            && self.ids.is_empty()
+            && self.id_from.is_none()
+            && self.id_to.is_none()
     }
 
     /// The counts by state from the tallies.
@@ -235,6 +243,12 @@ impl JobFilter {
         scope.push_visible(sql, t);
         if !self.ids.is_empty() {
             sql.push(" and ").push(id).push(" = any(").push_bind(self.ids.clone()).push(")");
+        }
+        if let Some(first) = self.id_from {
+            sql.push(" and ").push(id).push(" >= ").push_bind(first);
+        }
+        if let Some(last) = self.id_to {
+            sql.push(" and ").push(id).push(" <= ").push_bind(last);
         }
         if !self.parent_ids.is_empty() {
             sql.push(" and ").push(id).push(" in (select child_id from job_edges where parent_id = any(");

@@ -4,6 +4,7 @@
 
 pub mod acquire;
 pub mod apps;
+pub mod array_limit;
 pub mod batch_jobs;
 pub mod dependencies;
 pub mod events;

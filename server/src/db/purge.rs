@@ -6,7 +6,7 @@ use copal_schemas::{AppId, JobId, JobState, SiteId, UserId};
 use sqlx::{FromRow, PgConnection};
 
 use super::{
-    dependencies,
+    array_limit, dependencies,
     events::{Log, Place},
     job_filter::JobFilter,
     scope::Scope,
@@ -93,6 +93,9 @@ async fn remove(conn: &mut PgConnection, doomed: Vec<Doomed>) -> ApiResult<()> {
     }
     let parents: Vec<JobId> = doomed.iter().filter(|job| job.has_children).map(|job| job.id).collect();
     let ids: Vec<JobId> = doomed.iter().map(|job| job.id).collect();
+    let alive: Vec<JobId> =
+        doomed.iter().filter(|job| job.has_children && !job.state.is_terminal()).map(|job| job.id).collect();
+    let places = array_limit::places_of_deleted(&mut *conn, &alive).await?;
     let mut log = Log::default();
     for job in &doomed {
         log.deleted(Place { owner: job.owner_id, site: job.site_id, app: job.app_id }, job.state);
@@ -116,7 +119,8 @@ async fn remove(conn: &mut PgConnection, doomed: Vec<Doomed>) -> ApiResult<()> {
     }
     log.write(&mut *conn).await?;
     if !parents.is_empty() {
-        let children = dependencies::record_deleted(&mut *conn, &parents).await?;
+        let mut children = dependencies::record_deleted(&mut *conn, &parents).await?;
+        children.extend(array_limit::turns(&mut *conn, &places).await?);
         let mut moves = Moves::lock(&mut *conn, Which::Any(&children)).await?;
         for (now, child) in moves.iter_mut() {
             child.follow_dependencies(now);

@@ -504,8 +504,11 @@ impl Moving {
         let end = |state: JobState| state.is_terminal().then_some(state);
         match (end(self.was), end(self.row.state)) {
             (before, after) if before == after => None,
-            (_, Some(end)) => Some(Ended { parent: self.row.id, finished: Some(end == JobState::JobFinished) }),
-            (_, None) => Some(Ended { parent: self.row.id, finished: None }),
+            (before, after) => Some(Ended {
+                parent: self.row.id,
+                finished: after.map(|end| end == JobState::JobFinished),
+                was_at_end: before.is_some(),
+            }),
         }
     }
 }

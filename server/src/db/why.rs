@@ -76,9 +76,9 @@ async fn read_site(conn: &mut PgConnection, job: &Job) -> ApiResult<SiteRow> {
 
 async fn dependencies(conn: &mut PgConnection, job: &Job) -> ApiResult<Vec<WhyReason>> {
     const SQL: &str = "select e.parent_id, e.kind, p.state from job_edges e left join jobs p on p.id = e.parent_id \
-         where e.child_id = $1 and e.met is not true order by e.parent_id limit $2";
+         where e.child_id = $1 and e.parent_id > 0 and e.met is not true order by e.parent_id limit $2";
     let open: Vec<(JobId, DependencyKind, Option<JobState>)> =
-        sqlx::query_as(SQL).bind(job.id).bind(NAMED).fetch_all(conn).await?;
+        sqlx::query_as(SQL).bind(job.id).bind(NAMED).fetch_all(&mut *conn).await?;
     let mut reasons: Vec<WhyReason> = open
         .into_iter()
         .map(|(parent, kind, state)| {
@@ -91,6 +91,13 @@ async fn dependencies(conn: &mut PgConnection, job: &Job) -> ApiResult<Vec<WhyRe
             reason(WhyCode::Dependency, format!("it waits until Job {parent} is {wanted}; that one is {state}"))
         })
         .collect();
+    const TURN: &str = "select l.at_once from job_edges e join array_limits l on l.array_id = -e.parent_id \
+         where e.child_id = $1 and e.parent_id < 0 and e.met is null";
+    let turn: Option<i64> = sqlx::query_scalar(TURN).bind(job.id).fetch_optional(conn).await?;
+    reasons.extend(turn.map(|at_once| {
+        let jobs = if at_once == 1 { "1 Job".to_owned() } else { format!("{at_once} Jobs") };
+        reason(WhyCode::ArrayLimit, format!("it waits for its turn: its array runs {jobs} at once"))
+    }));
     if reasons.is_empty() {
         reasons
             .push(reason(WhyCode::Dependency, "its owner put it into this state; nothing takes it further by itself"));

@@ -27,6 +27,8 @@ const ORDERINGS: &[&str] = &["id", "-id", "last_update", "-last_update", "state"
 fn filter(query: &QueryParams) -> ApiResult<JobFilter> {
     Ok(JobFilter {
         ids: query.ids("id")?,
+        id_from: query.id("id__gte")?,
+        id_to: query.id("id__lte")?,
         parent_ids: query.ids("parent_id")?,
         app_id: query.id("app_id")?,
         site_ids: query.ids("site_id")?,
@@ -58,6 +60,8 @@ fn ordering(query: &QueryParams) -> ApiResult<(OrderBy, bool)> {
 /// Lists the user's Jobs.
 #[utoipa::path(get, path = "/jobs/", tag = "jobs", params(
     ("id" = Option<Vec<i64>>, Query, description = "One of these"),
+    ("id__gte" = Option<i64>, Query, description = "With this id or a greater one"),
+    ("id__lte" = Option<i64>, Query, description = "With this id or a smaller one"),
     ("parent_id" = Option<Vec<i64>>, Query, description = "Children of one of these"),
     ("app_id" = Option<i64>, Query, description = "Of this App"),
     ("site_id" = Option<Vec<i64>>, Query, description = "At one of these Sites"),

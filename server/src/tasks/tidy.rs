@@ -77,6 +77,7 @@ async fn prune(shared: &Shared) -> ApiResult<()> {
     prune_events(shared).await?;
     let mut connection = shared.pool.acquire().await?;
     db::updates::prune(&mut connection).await?;
+    db::array_limit::forget(&mut connection).await?;
     feed::prune(&mut connection).await?;
     db::idempotency::prune(&mut connection).await?;
     Ok(())

@@ -27,6 +27,8 @@ async fn tags_workdirs_and_ids_narrow_the_list() {
     let world = World::new().await;
     let jobs = five(&world).await;
     let ids = format!("id={}&id={}", jobs[4], jobs[1]);
+    let range = format!("id__gte={}&id__lte={}", jobs[1], jobs[3]);
+    let range_of_tag = format!("tags=step:1&{range}");
     check(
         &world.user,
         &jobs,
@@ -40,6 +42,9 @@ async fn tags_workdirs_and_ids_narrow_the_list() {
             ("tags=no colon", &[0, 1, 2, 3, 4]),
             ("tags=system:H", &[]),
             (&ids, &[1, 4]),
+            (&range, &[1, 2, 3]),
+            (&range_of_tag, &[2]),
+            (&format!("id__gte={}", jobs[3]), &[3, 4]),
             ("workdir__contains=/4", &[3]),
             ("workdir__contains=_", &[3]),
             ("workdir__contains=%25", &[4]),

@@ -3,6 +3,7 @@
 
 mod acquire;
 mod apps;
+mod array_limits;
 mod auth;
 mod bad_input;
 mod batch_jobs;
