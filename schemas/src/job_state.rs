@@ -87,6 +87,8 @@ pub const RUNNABLE: &[JobState] = &[Preprocessed, RestartReady];
 pub const TERMINAL: &[JobState] = &[JobFinished, Failed];
 /// The states in which the agent has a hook to run, if the App declares one.
 pub const PROCESSABLE: &[JobState] = &[StagedIn, RunDone, RunError, RunTimeout];
+/// The states in which the agent has something to stage, if the Job has transfers that are not done.
+pub const STAGEABLE: &[JobState] = &[Ready, Postprocessed];
 
 impl JobState {
     /// Whether a launcher may take a Job in this state.
@@ -319,6 +321,11 @@ pub fn settle(from: JobState, requested: JobState, facts: &Facts) -> Vec<Step> {
         return Vec::new();
     }
     let mut steps = vec![Step { from, to, message }];
+    // The contract: any state may be set, and stays. Balsam's users see their Jobs where they put them; a Copal App's
+    // Job goes on, since a beginning is a step with nothing to do.
+    if facts.hooks_hidden && matches!(to, Created | AwaitingParents) {
+        return steps;
+    }
     let mut state = to;
     while let Some((next, message)) = advance(state, facts) {
         steps.push(Step { from: state, to: next, message: Some(message) });
@@ -454,6 +461,14 @@ mod tests {
     }
 
     #[test]
+    fn a_job_put_back_to_its_beginning_stays_there_only_with_hidden_hooks() {
+        for beginning in [Created, AwaitingParents] {
+            assert_eq!(states(&settle(Failed, beginning, &Facts { hooks_hidden: true, ..PLAIN })), [beginning]);
+            assert_eq!(states(&settle(Failed, beginning, &PLAIN)), [beginning, StagedIn, Preprocessed]);
+        }
+    }
+
+    #[test]
     fn names_round_trip() {
         for state in JobState::ALL {
             assert_eq!(state.as_str().parse::<JobState>().unwrap(), *state);
@@ -476,7 +491,8 @@ mod tests {
                 prop_assert_eq!(pair[0].to, pair[1].from);
                 prop_assert!(check(pair[1].from, pair[1].to, Actor::Server).is_ok(), "{:?}", pair[1]);
             }
-            if let Some(last) = steps.last() {
+            let put_back = |state| facts.hooks_hidden && matches!(state, Created | AwaitingParents);
+            if let Some(last) = steps.last().filter(|last| !put_back(last.to)) {
                 prop_assert_eq!(advance(last.to, &facts), None);
             }
         }

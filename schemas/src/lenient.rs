@@ -170,6 +170,15 @@ pub fn patch_datetime<'de, D: Deserializer<'de>>(input: D) -> Result<Option<Opti
     nullable_datetime(input).map(Some)
 }
 
+/// Texts.
+pub fn string_list<'de, D: Deserializer<'de>>(input: D) -> Result<Vec<String>, D::Error> {
+    Vec::<Value>::deserialize(input)?.iter().map(text_of).collect::<Result<_, _>>().map_err(D::Error::custom)
+}
+/// Optional texts, not null.
+pub fn some_string_list<'de, D: Deserializer<'de>>(input: D) -> Result<Option<Vec<String>>, D::Error> {
+    string_list(input).map(Some)
+}
+
 /// Names to texts.
 pub fn string_map<'de, D: Deserializer<'de>>(input: D) -> Result<StringMap, D::Error> {
     BTreeMap::<String, Value>::deserialize(input)?

@@ -9,7 +9,7 @@ use utoipa::{
     openapi::{
         OpenApi as Document, Ref, RefOr,
         content::ContentBuilder,
-        path::{Operation, PathItem},
+        path::{Operation, Parameter, PathItem},
         response::ResponseBuilder,
         security::{HttpAuthScheme, HttpBuilder, SecurityScheme},
     },
@@ -83,6 +83,7 @@ use crate::routes::{
         transfers::list_transfers,
         transfers::update_transfers,
         transfers::get_transfer,
+        transfers::update_matching_transfers,
         transfers::update_transfer,
         events::list_events,
         stream::stream_events,
@@ -94,6 +95,19 @@ use crate::routes::{
 struct Api;
 
 /// The document.
+/// Operations on all rows that the filters of a list match: the list, and where they are themselves.
+const BY_FILTER: &[(&str, &str, &str)] = &[
+    ("/jobs/", "get", "/jobs/by-state"),
+    ("/jobs/", "post", "/jobs/cancel"),
+    ("/jobs/", "put", "/jobs/"),
+    ("/jobs/", "delete", "/jobs/"),
+    ("/batch-jobs/", "put", "/batch-jobs/"),
+    ("/transfers/", "put", "/transfers/"),
+];
+
+/// Parameters of lists that say which page is wanted, and not which rows.
+const PAGING: &[&str] = &["limit", "offset", "ordering", "after_id"];
+
 pub fn document() -> &'static Document {
     static DOCUMENT: LazyLock<Document> = LazyLock::new(Api::openapi);
     &DOCUMENT
@@ -110,6 +124,7 @@ impl Modify for Common {
             SecurityScheme::Http(HttpBuilder::new().scheme(HttpAuthScheme::Bearer).bearer_format("JWT").build()),
         );
         for operation in document.paths.paths.values_mut().flat_map(operations) {
+        copy_filters(document);
             let public = operation.security.is_some();
             if !public {
                 add(operation, "401", "The token is missing, bad, or has lapsed");
@@ -126,6 +141,31 @@ impl Modify for Common {
 }
 
 fn operations(path: &mut PathItem) -> impl Iterator<Item = &mut Operation> {
+fn copy_filters(document: &mut Document) {
+    for (list, method, path) in BY_FILTER {
+        let list = document.paths.paths.get(*list).and_then(|item| item.get.as_ref());
+        let filters = list.and_then(|list| list.parameters.as_ref()).into_iter().flatten();
+        let says_which = |filter: &&RefOr<Parameter>| match filter {
+            RefOr::T(filter) => !PAGING.contains(&filter.name.as_str()),
+            RefOr::Ref(_) => true,
+        };
+        let filters: Vec<_> = filters.filter(says_which).cloned().collect();
+        if let Some(operation) = document.paths.paths.get_mut(*path).and_then(|item| operation(item, method)) {
+            operation.parameters.get_or_insert_default().extend(filters);
+        }
+    }
+}
+
+fn operation<'a>(path: &'a mut PathItem, method: &str) -> Option<&'a mut Operation> {
+    match method {
+        "get" => path.get.as_mut(),
+        "put" => path.put.as_mut(),
+        "post" => path.post.as_mut(),
+        "delete" => path.delete.as_mut(),
+        _ => None,
+    }
+}
+
     [&mut path.get, &mut path.put, &mut path.post, &mut path.patch, &mut path.delete].into_iter().flatten()
 }
 
@@ -156,6 +196,17 @@ mod tests {
     }
 
     #[test]
+    #[test]
+    fn what_is_done_by_filter_names_the_filters() {
+        let json = serde_json::to_value(document()).unwrap();
+        for (_, method, path) in BY_FILTER {
+            let parameters = json["paths"][path][method]["parameters"].as_array().unwrap();
+            let names: Vec<_> = parameters.iter().map(|parameter| parameter["name"].as_str().unwrap()).collect();
+            assert!(names.contains(&"id") && names.contains(&"site_id"), "{method} {path}: {names:?}");
+            assert!(!names.contains(&"limit"), "{method} {path}: {names:?}");
+        }
+    }
+
     fn every_reference_leads_somewhere() {
         let text = serde_json::to_string(document()).unwrap();
         let json = serde_json::to_value(document()).unwrap();

@@ -13,6 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 import requests
 from balsam.client import requests_oauth
 from balsam.client.requests_oauth import OAuthRequestsClient
+from balsam.client.requests_password import BasicAuthRequestsClient
 from balsam.cmdline.login import login
 from balsam.config import ClientSettings
 
@@ -57,6 +58,11 @@ from balsam.api import (  # noqa: E402
     Site,
     TransferItem,
 )
+from balsam.cmdline import app as cmdline_app  # noqa: E402
+from balsam.cmdline import job as cmdline_job  # noqa: E402
+from balsam.cmdline import scheduler as cmdline_queue  # noqa: E402
+from balsam.cmdline import site as cmdline_site  # noqa: E402
+from click.testing import CliRunner  # noqa: E402
 
 site = Site.objects.create(
     name="theta",
@@ -107,6 +113,12 @@ class Campaign(unittest.TestCase):
         stored = ClientSettings.load_from_file()
         self.assertGreater(stored.token_expiry, datetime.utcnow() + timedelta(hours=24))
         self.assertEqual([found.id for found in Site.objects.all()], [site.id])
+
+    def test_01b_login_by_password(self):
+        client = BasicAuthRequestsClient(URL, username=USER, password=PASSWORD, retry_count=0)
+        client.refresh_auth()
+        self.assertGreater(client.token_expiry, datetime.utcnow() + timedelta(hours=24))
+        self.assertEqual(client.get("auth/password/me")["username"], USER)
 
     def test_02_sites(self):
         found = Site.objects.get(name="theta")
@@ -258,6 +270,46 @@ class Campaign(unittest.TestCase):
         job.refresh_from_db()
         self.assertEqual(job.state, JobState.job_finished)
 
+    def test_08b_bulk_creation_with_tags_parents_and_transfers_at_once(self):
+        parent = Job.objects.create(app_id="Simulate", site_name="theta", workdir="all/parent", parameters={"seed": 0})
+        jobs = Job.objects.bulk_create(
+            [
+                Job(
+                    f"all/{i}",
+                    "Simulate",
+                    site_name="theta",
+                    parameters={"seed": i},
+                    tags={"all": "yes", "i": str(i)},
+                    parent_ids=[parent.id],
+                    transfers={
+                        "geometry": {"location_alias": "APS", "path": f"/data/{i}.xyz"},
+                        "result": {"location_alias": "laptop", "path": f"/results/{i}.h5"},
+                    },
+                )
+                for i in range(20)
+            ]
+        )
+        self.assertEqual({job.state for job in jobs}, {JobState.awaiting_parents})
+        self.assertEqual({tuple(job.parent_ids) for job in jobs}, {(parent.id,)})
+        self.assertEqual(TransferItem.objects.filter(tags={"all": "yes"}).count(), 40)
+        self.assertEqual(
+            sorted(str(item.remote_path) for item in TransferItem.objects.filter(job_id=[job.id for job in jobs[:2]])),
+            ["/data/0.xyz", "/data/1.xyz", "/results/0.h5", "/results/1.h5"],
+        )
+        Job.objects.filter(id=parent.id).update(state="JOB_FINISHED")
+        family = Job.objects.filter(tags={"all": "yes"})
+        self.assertEqual(family.filter(state="READY").count(), 20)
+
+        # An update of all that match, as the transfer service of a user's own would write it.
+        inputs = TransferItem.objects.filter(tags={"all": "yes"}, direction="in", state={"pending"})
+        updated = inputs.update(state="active", task_id="bulk-1")
+        self.assertEqual([(item.state, item.task_id) for item in updated], [("active", "bulk-1")] * 20)
+        self.assertEqual(TransferItem.objects.filter(job_state="READY", state={"active"}).count(), 20)
+        TransferItem.objects.filter(tags={"all": "yes"}, direction="in").update(state="done")
+        self.assertEqual(family.filter(state="STAGED_IN").count(), 20)
+        family.delete()
+        self.assertEqual(TransferItem.objects.filter(tags={"all": "yes"}).count(), 0)
+
     def test_09_batch_jobs(self):
         batch = BatchJob.objects.create(
             site_id=site.id,
@@ -363,6 +415,34 @@ class Campaign(unittest.TestCase):
         self.assertEqual((len(times), running[-1]), (8, 0))
         times, nodes = available_nodes(BatchJob.objects.filter(scheduler_id=5000))
         self.assertEqual(nodes, [2, 0])
+
+    def test_11b_the_command_line(self):
+        def balsam(group, *words):
+            done = CliRunner().invoke(group, words, catch_exceptions=False)
+            self.assertEqual(done.exit_code, 0, done.output)
+            return done.output
+
+        self.assertIn("theta", balsam(cmdline_site.site, "ls"))
+        self.assertIn("Simulate", balsam(cmdline_app.app, "ls", "--site", "all"))
+        words = "create -a Simulate -w cli/1 -p seed=3 --tag cli=yes --site theta -y".split()
+        job_id = balsam(cmdline_job.job, *words).split("Added Job id=")[1].strip()
+        self.assertIn("cli/1", balsam(cmdline_job.job, "ls", "--site", "all", "--tag", "cli=yes"))
+        self.assertIn("STAGED_IN", balsam(cmdline_job.job, "ls", "--site", "all", "--by-state"))
+        # Back to the beginning, where it stays until somebody moves it.
+        balsam(cmdline_job.job, "modify", "--id", job_id, "-s", "CREATED")
+        self.assertEqual(Job.objects.get(id=int(job_id)).state, JobState.created)
+        words = "submit -n 4 -t 30 -q debug -A datascience -j mpi -x mig_count=3 --tag cli=yes --site theta".split()
+        balsam(cmdline_queue.queue, *words, "-p", "mpi:2:role=leader", "-p", "serial:2:role=worker")
+        (batch,) = BatchJob.objects.filter(filter_tags={"cli": "yes"})
+        self.assertEqual([part.filter_tags for part in batch.partitions], [{"role": "leader"}, {"role": "worker"}])
+        batch.scheduler_id, batch.state = 6000, "queued"
+        batch.save()
+        self.assertIn("6000", balsam(cmdline_queue.queue, "ls", "--site", "all"))
+        balsam(cmdline_queue.queue, "term", "6000")
+        batch.refresh_from_db()
+        self.assertEqual(batch.state, "pending_deletion")
+        balsam(cmdline_job.job, "rm", "--tag", "cli=yes", "--site", "all", "-y")
+        self.assertEqual(Job.objects.filter(tags={"cli": "yes"}).count(), 0)
 
     def test_12_deleting(self):
         job = Job.objects.filter(tags={"experiment": "one"}).first()

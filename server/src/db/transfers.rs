@@ -4,7 +4,9 @@ use std::collections::HashSet;
 
 use copal_schemas::{
     JobId, JobState, JsonObject, SiteId, StringMap, TransferId,
-    page::Page,
+    job_state::Actor,
+    page::{MAX_BULK, Page},
+    problem::ErrorCode,
     transfer::{Direction, TransferItem, TransferPatch, TransferPatchItem, TransferState},
 };
 use sqlx::{FromRow, PgConnection, Postgres, QueryBuilder, types::Json};
@@ -169,7 +171,31 @@ pub async fn update_one(
     updated.ok_or_else(|| ApiError::not_found(format!("transfer {id}")))
 }
 
-/// Updates transfers, each in its own way, all or none, and lets Jobs whose last one is done go on.
+/// Updates all transfers that match in the same way.
+///
+/// # Errors
+/// 400 when more than 5000 match.
+pub async fn update_matching(
+    conn: &mut PgConnection,
+    scope: Scope,
+    filter: &TransferFilter,
+    patch: &TransferPatch,
+) -> ApiResult<Vec<TransferItem>> {
+    let mut sql = QueryBuilder::new("select t.id");
+    filter.push_from(&mut sql, scope);
+    sql.push(" order by t.id limit ").push_bind(MAX_BULK as i64 + 1);
+    let ids: Vec<TransferId> = sql.build_query_scalar().fetch_all(&mut *conn).await?;
+    if ids.len() > MAX_BULK {
+        return Err(ApiError::new(
+            ErrorCode::BulkTooLarge,
+            format!("more than {MAX_BULK} transfers match; narrow the filter and update them in parts"),
+        ));
+    }
+    update_many(conn, scope, ids.into_iter().map(|id| TransferPatchItem { id, patch: patch.clone() }).collect()).await
+}
+
+/// Updates transfers, each in its own way, all or none, and lets Jobs whose last one is done go on, or fail with
+/// the one that failed.
 ///
 /// # Errors
 /// 400 for unknown or doubled ids.
@@ -213,6 +239,7 @@ pub async fn update_many(
         )));
     }
     let mut moves = Moves::lock(&mut *conn, Which::Owned(scope, &jobs)).await?;
+    let updated = get_in_order(&mut *conn, scope, &ids).await?;
     for (now, job) in moves.iter_mut() {
         job.follow_transfers(now);
     }

@@ -113,6 +113,7 @@ pub fn table(routes: &mut ServiceConfig) {
             Endpoint::at(&["/transfers", "/transfers/"])
                 .get(transfers::list_transfers)
                 .patch(transfers::update_transfers),
+                .put(transfers::update_matching_transfers)
         )
         .service(
             Endpoint::at(&["/transfers/{id}", "/transfers/{id}/"])

@@ -15,6 +15,19 @@ use crate::{
     extract::{CurrentUser, PatchItems, PathId, QueryParams, ValidJson},
 };
 
+/// The filters that list and query update share.
+fn filter(query: &QueryParams) -> ApiResult<TransferFilter> {
+    Ok(TransferFilter {
+        ids: query.ids("id")?,
+        site_id: query.id("site_id")?,
+        job_ids: query.ids("job_id")?,
+        states: query.variants("state")?,
+        direction: query.variant("direction")?,
+        job_state: query.variant("job_state")?,
+        tags: query.pairs("tags").into_iter().collect(),
+    })
+}
+
 /// Lists the transfers of the user's Jobs.
 #[utoipa::path(get, path = "/transfers/", tag = "transfers", params(
     ("id" = Option<Vec<i64>>, Query, description = "One of these"),
@@ -35,16 +48,7 @@ pub(super) async fn list_transfers(
     user: CurrentUser,
     query: QueryParams,
 ) -> ApiResult<HttpResponse> {
-    let filter = TransferFilter {
-        ids: query.ids("id")?,
-        site_id: query.id("site_id")?,
-        job_ids: query.ids("job_id")?,
-        states: query.variants("state")?,
-        direction: query.variant("direction")?,
-        job_state: query.variant("job_state")?,
-        tags: query.pairs("tags").into_iter().collect(),
-    };
-    let page = query.paging()?;
+    let (filter, page) = (filter(&query)?, query.paging()?);
     let mut connection = shared.pool.acquire().await?;
     Ok(HttpResponse::Ok().json(db::transfers::list(&mut connection, (&user).into(), &filter, page).await?))
 }
@@ -101,5 +105,25 @@ pub(super) async fn update_transfers(
     let transfers =
         db::transact(&shared.pool, async |tx| db::transfers::update_many(tx, (&user).into(), items.clone()).await)
             .await?;
+    Ok(HttpResponse::Ok().json(transfers))
+}
+
+/// Changes all transfers that the filters of the list match in the same way, at most 5000.
+#[utoipa::path(put, path = "/transfers/", tag = "transfers", request_body = TransferPatch, responses(
+    (status = 200, description = "The transfers as they are now", body = Vec<TransferItem>),
+    (status = 400, description = "More than 5000 match", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "A parameter or field is wrong", body = Problem, content_type = "application/problem+json"),
+))]
+pub(super) async fn update_matching_transfers(
+    shared: web::Data<Shared>,
+    user: CurrentUser,
+    query: QueryParams,
+    body: ValidJson<TransferPatch>,
+) -> ApiResult<HttpResponse> {
+    let filter = filter(&query)?;
+    let transfers = db::transact(&shared.pool, async |tx| {
+        db::transfers::update_matching(tx, (&user).into(), &filter, &body.0).await
+    })
+    .await?;
     Ok(HttpResponse::Ok().json(transfers))
 }

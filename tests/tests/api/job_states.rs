@@ -31,16 +31,36 @@ async fn an_owner_may_jump_about() {
     assert_eq!(world.user.count(&format!("/events/?job_id={job}")).await, states.len() as i64 + 1);
 }
 
-/// Nobody would ever move a Job on that is put back to its beginning and left there.
+/// Balsam's clients read back the state that they set. A Copal App's Job would wait for nobody, so it goes on.
 #[tokio::test]
-async fn a_job_put_back_to_its_beginning_goes_on_from_there() {
+async fn a_job_put_back_to_its_beginning_stays_or_goes_on() {
     let world = World::new().await;
-    let job = id(&world.job(&json!({})).await);
-    for state in ["CREATED", "AWAITING_PARENTS", "READY"] {
-        world.user.set_state(job, "RUN_ERROR").await;
-        world.user.set_state(job, state).await;
-        assert_eq!(world.user.state(job).await, "STAGED_IN", "from {state}");
+    let balsam = id(&world.job(&json!({})).await);
+    let copal = id(&world.plain_job(&json!({"workdir": "plain"})).await);
+    for (state, left_at) in [("CREATED", "CREATED"), ("AWAITING_PARENTS", "AWAITING_PARENTS"), ("READY", "STAGED_IN")] {
+        for (job, after) in [(balsam, left_at), (copal, "PREPROCESSED")] {
+            world.user.set_state(job, "RUN_TIMEOUT").await;
+            let before = world.user.count(&format!("/events/?job_id={job}")).await;
+            world.user.set_state(job, state).await;
+            assert_eq!(world.user.state(job).await, after, "put to {state}");
+            if job == balsam {
+                assert_eq!(world.user.count(&format!("/events/?job_id={job}")).await, before + 1, "put to {state}");
+            }
+        }
     }
+}
+
+/// What waits for a parent is still woken by it.
+#[tokio::test]
+async fn a_job_put_back_to_await_its_parents_follows_them() {
+    let world = World::new().await;
+    let parent = id(&world.job(&json!({})).await);
+    let child = id(&world.job(&json!({"workdir": "child", "parent_ids": [parent]})).await);
+    world.user.set_state(child, "RUN_ERROR").await;
+    world.user.set_state(child, "AWAITING_PARENTS").await;
+    assert_eq!(world.user.state(child).await, "AWAITING_PARENTS");
+    world.user.set_state(parent, "JOB_FINISHED").await;
+    assert_eq!(world.user.state(child).await, "STAGED_IN");
 }
 
 #[tokio::test]

@@ -162,6 +162,31 @@ async fn filters_narrow_the_list() {
     user.get("/transfers/?direction=up").await.refused(422);
 }
 
+/// `TransferItem.objects.filter(…).update(…)` of Balsam's client.
+#[tokio::test]
+async fn all_that_match_are_updated_alike() {
+    let Staging { world, app, job } = staging().await;
+    let user = &world.user;
+    let other = json!({"workdir": "other", "transfers": {"geometry": all_slots()["geometry"]}});
+    let other = id(&user.job(app, &other).await);
+    let (inputs, all) = (items(user, &format!("job_id={job}&direction=in")).await, items(user, "").await);
+    let query = format!("/transfers/?id={}&id={}", inputs[0], inputs[1]);
+    let answer = user.put(&query, &json!({"state": "done", "task_id": "t"})).await.ok();
+    let ids: Vec<i64> = answer.as_array().unwrap().iter().map(id).collect();
+    assert_eq!(ids, inputs);
+    assert!(
+        answer.as_array().unwrap().iter().all(|row| (&row["state"], &row["task_id"]) == (&json!("done"), &json!("t")))
+    );
+    assert_eq!((user.state(job).await.as_str(), user.state(other).await.as_str()), ("STAGED_IN", "READY"));
+    let query = "/transfers/?job_state=READY&direction=in&state=pending";
+    assert_eq!(user.put(query, &json!({"state": "done"})).await.ok().as_array().unwrap().len(), 1);
+    assert_eq!(user.state(other).await, "STAGED_IN");
+    assert_eq!(user.put(query, &json!({"state": "error"})).await.ok(), json!([]));
+    user.put("/transfers/?state=lost", &json!({})).await.refused(422);
+    user.put("/transfers/", &json!({"state": "lost"})).await.invalid("state");
+    assert_eq!(user.put("/transfers/", &json!({"task_id": "all"})).await.ok().as_array().unwrap().len(), all.len());
+}
+
 #[tokio::test]
 async fn bad_updates_change_nothing() {
     let Staging { world, .. } = staging().await;

@@ -100,7 +100,7 @@ async fn the_openapi_document_lists_the_contracts_operations() {
         ("/sessions/{id}", "post put delete"),
         ("/sessions/{id}/updates", "post"),
         ("/sessions/{id}/signals", "get"),
-        ("/transfers/", "get patch"),
+        ("/transfers/", "get put patch"),
         ("/transfers/{id}", "get put"),
         ("/events/", "get"),
         ("/events/stream", "get"),
