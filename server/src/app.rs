@@ -10,6 +10,7 @@ use std::{
 
 use actix_web::{App as ActixApp, HttpServer, dev::Server, web};
 use anyhow::Context as _;
+use nix::sys::socket::{setsockopt, sockopt::TcpUserTimeout};
 use secrecy::SecretString;
 use sqlx::PgPool;
 use tokio::task::JoinSet;
@@ -66,6 +67,7 @@ impl App {
             format!("can't listen on {}; choose another address with --listen, port 0 takes a free one", config.listen)
         })?;
         let addr = listener.local_addr().context("can't tell the port")?;
+        cut_stuck_clients(&listener, config.client_timeout)?;
         let tls = tls::server_config(&config)?;
         let (postgres, url) = match &config.database_url {
             Some(url) => (None, url.clone()),
@@ -171,4 +173,11 @@ impl App {
         }
         served.context("the HTTP server broke")
     }
+}
+
+/// Connections inherit it from the listening socket. Without it a client that is gone, or that lives and reads nothing,
+/// would hold its connection, and what waits to be sent on it, for ever.
+fn cut_stuck_clients(listener: &TcpListener, after: Duration) -> anyhow::Result<()> {
+    let milliseconds = u32::try_from(after.as_millis()).unwrap_or(u32::MAX);
+    setsockopt(listener, TcpUserTimeout, &milliseconds).context("can't set a time-out for connections")
 }

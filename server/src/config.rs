@@ -78,6 +78,9 @@ pub struct Config {
     /// Seconds between two looks for lapsed Sessions.
     #[arg(long, env = "COPAL_SWEEP_SEC", default_value = "5", value_parser = seconds, value_name = "SEC", global = true)]
     pub sweep: Duration,
+    /// Seconds after which a connection is cut whose client takes in nothing of what it is sent.
+    #[arg(long, env = "COPAL_CLIENT_TIMEOUT_SEC", default_value = "60", value_parser = seconds, value_name = "SEC", global = true)]
+    pub client_timeout: Duration,
     /// Days for which events are kept; 0 keeps them all. Jobs and their runs stay.
     #[arg(long, env = "COPAL_EVENT_RETENTION_DAYS", default_value = "0", value_parser = clap::value_parser!(u32).range(..=100_000), value_name = "DAYS", global = true)]
     pub event_retention_days: u32,
@@ -108,6 +111,7 @@ impl Config {
             lease: Duration::from_secs(300),
             lease_hold: Duration::from_secs(1800),
             sweep: Duration::from_secs(5),
+            client_timeout: Duration::from_secs(60),
             event_retention_days: 0,
         }
     }

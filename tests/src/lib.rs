@@ -5,6 +5,7 @@
 #![expect(clippy::expect_used, reason = "a harness that can't do its work fails the test at once")]
 
 pub mod api;
+pub mod browser;
 pub mod laptop;
 pub mod postgres;
 pub mod process;

@@ -13,6 +13,7 @@ use std::{
 
 use copal_tests::{
     Api,
+    browser::Browser,
     laptop::{LIMIT, Laptop, refused},
     wait::wait_blocking,
 };
@@ -157,7 +158,8 @@ fn pitfall_125_agent_and_launcher_outlive_the_users_login_and_every_token() {
     laptop.wait_state(job, "JOB_FINISHED");
     assert_eq!(laptop.history(job).iter().filter(|state| *state == "RUNNING").count(), 1);
     assert_eq!(laptop.output("gated"), b"done\n");
-    let told = laptop.site(&["events", "ls", "-o", "json"]) + &laptop.site(&["queue", "ls", "--history", "-o", "json"]);
+    let told = laptop.site(&["events", "ls", "-o", "json"])
+        + laptop.site(&["queue", "ls", "--history", "-o", "json"]).as_str();
     assert!(!secrets.iter().any(|secret| told.contains(secret)), "{told}");
     assert_kept(&laptop, &secrets);
 }
@@ -245,4 +247,44 @@ fn a_device_login_is_approved_elsewhere() {
     assert_eq!(login.wait(Duration::from_secs(30)), 0, "{}", login.log());
     assert!(laptop.copal(&["whoami"]).contains("ann"));
     assert!(field(&client_file(&laptop), "refresh_token").starts_with("copal_refresh_"));
+}
+
+/// What `copal login --device` asks for, done in a real browser by reading, typing and clicking alone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn device_logins_are_decided_in_the_browser() {
+    let laptop = tokio::task::spawn_blocking(Laptop::new).await.unwrap();
+    laptop.copal(&["logout"]);
+    let url = format!("http://127.0.0.1:{}", laptop.port);
+    let browser = Browser::start(&laptop.programs).await;
+    for (decision, told, outcome) in [("deny", "Denied.", 1), ("approve", "Approved.", 0)] {
+        let mut login = laptop.programs.start("copal", &["login", "--device", "--url", &url]);
+        let earlier = login.log().matches("user_code=").count();
+        let link = wait_blocking("the link", LIMIT, || {
+            let log = login.log();
+            let link = log.split_whitespace().filter(|word| word.contains("user_code=")).nth(earlier);
+            link.map(str::to_owned).ok_or(log)
+        });
+        let code = link.split_once("user_code=").unwrap().1;
+        browser.open(&link).await;
+        let page = browser.text().await;
+        assert!(page.contains("Approve a login") && page.contains("copal"), "{page}");
+        assert_eq!(browser.element("user_code").await.prop("value").await.unwrap().unwrap(), code);
+        browser.fill("username", "ann").await;
+        browser.fill("password", "wrong").await;
+        browser.click(decision).await;
+        browser.wait_text("User name or password is wrong.").await;
+        // The code is still there; only what was wrong is typed again.
+        assert_eq!(browser.element("user_code").await.prop("value").await.unwrap().unwrap(), code);
+        browser.fill("username", "ann").await;
+        browser.fill("password", PASSWORD).await;
+        browser.click(decision).await;
+        browser.wait_text(told).await;
+        assert!(!browser.element("user_code").await.is_displayed().await.unwrap(), "nothing is left to decide");
+        assert_eq!(login.wait(Duration::from_secs(30)), outcome, "{}", login.log());
+        browser.open(&link).await;
+        browser.wait_text("This code is unknown, was decided on already, or has lapsed.").await;
+    }
+    assert!(laptop.copal(&["whoami"]).contains("ann"));
+    browser.close().await;
+    tokio::task::spawn_blocking(|| drop(laptop)).await.unwrap();
 }

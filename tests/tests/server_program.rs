@@ -4,20 +4,24 @@
 use std::{
     fs,
     net::TcpStream,
+    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
 use copal_tests::{
-    Api,
+    Api, id,
     process::{Programs, Running, describe, free_port},
-    wait::LIMIT,
+    stream::EventStream,
+    wait::{LIMIT, wait_for},
     world::PASSWORD,
 };
+use futures_util::StreamExt as _;
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
-use serde_json::json;
+use serde_json::{Value, json};
+use tokio::{io::AsyncWriteExt as _, net::TcpSocket};
 
 /// A started service, and requests to it.
 fn start(programs: &Programs) -> (Running, Api) {
@@ -189,4 +193,180 @@ async fn no_secret_reaches_the_log() {
     }
     let home = programs.home().join(".copal");
     assert!(fs::metadata(&home).is_ok_and(|meta| meta.is_dir()));
+}
+
+/// A key and a certificate for this machine that nobody signed but itself.
+fn certificate(folder: &Path, name: &str) -> [PathBuf; 2] {
+    let [certificate, key] = ["crt", "key"].map(|kind| folder.join(format!("{name}.{kind}")));
+    let made = std::process::Command::new("openssl")
+        .args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"])
+        .args(["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"])
+        .args(["-addext", "basicConstraints=critical,CA:FALSE", "-out"])
+        .args([&certificate, Path::new("-keyout"), &key])
+        .output()
+        .expect("openssl is installed: `apt-get install openssl`");
+    assert!(made.status.success(), "{}", describe(&made));
+    [certificate, key]
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_service_speaks_tls_and_its_clients_check_the_certificate() {
+    let programs = Programs::new();
+    let [trusted, key] = certificate(programs.home(), "service");
+    let [other, other_key] = certificate(programs.home(), "other");
+    let text = |path: &Path| path.to_str().expect("a path of this test").to_owned();
+    let port = free_port();
+    // With TLS it may listen to the world.
+    let listen = format!("0.0.0.0:{port}");
+    let tls = ["--tls-cert", &text(&trusted), "--tls-key", &text(&key)];
+    let server = programs.start("copal-server", &[["--listen", &listen].as_slice(), &tls].concat());
+
+    let pem = fs::read(&trusted).expect("openssl wrote it");
+    let root = reqwest::Certificate::from_pem(&pem).expect("a certificate");
+    let http = reqwest::Client::builder().add_root_certificate(root).no_proxy().build().expect("a client");
+    let base = format!("https://localhost:{port}");
+    wait_for("the service", LIMIT, || async {
+        match http.get(format!("{base}/readyz")).send().await {
+            Ok(answer) if answer.status().is_success() => Ok(()),
+            outcome => Err(format!("{outcome:?} {}", server.log())),
+        }
+    })
+    .await;
+
+    // The command, with the system's roots replaced by one file, as an administrator sets it.
+    let copal = |roots: &Path, arguments: &[&str]| {
+        let mut command = programs.command("copal");
+        command.env("SSL_CERT_FILE", roots).env("COPAL_PASSWORD", PASSWORD).args(arguments);
+        command.output().expect("copal starts")
+    };
+    let refused = copal(&other, &["register", "--url", &base, "--username", "ann"]);
+    assert_eq!(refused.status.code(), Some(1), "{}", describe(&refused));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("certificate"), "{}", describe(&refused));
+    for arguments in [["register", "--url", &base, "--username", "ann"].as_slice(), &["whoami"], &["site", "ls"]] {
+        let output = copal(&trusted, arguments);
+        assert!(output.status.success(), "{arguments:?}: {}", describe(&output));
+    }
+
+    let form = [("username", "ann"), ("password", PASSWORD)];
+    let login = http.post(format!("{base}/auth/password/login")).form(&form).send().await.expect("an answer");
+    let token: Value = login.json().await.expect("a token");
+    let stream =
+        http.get(format!("{base}/events/stream")).bearer_auth(token["access_token"].as_str().expect("a token"));
+    let mut pieces = stream.send().await.expect("a stream").bytes_stream();
+    let hello = tokio::time::timeout(LIMIT, pieces.next()).await.expect("in time").expect("a piece").expect("whole");
+    assert!(hello.starts_with(b": copal"), "{hello:?}");
+    let device = [("client_id", "8f9d2ab1-6ab6-4a25-bba8-50a8d8f4d5c0")];
+    let device = http.post(format!("{base}/auth/device/login")).form(&device).send().await.expect("an answer");
+    let device: Value = device.json().await.expect("codes");
+    assert!(device["verification_uri"].as_str().is_some_and(|uri| uri.starts_with(&base)), "{device}");
+    // In the clear nothing is answered.
+    assert!(http.get(format!("http://localhost:{port}/readyz")).send().await.is_err());
+    drop(pieces);
+    assert_eq!(server.stop(), 0);
+
+    for (certificate, key, named) in [
+        (&trusted, &other_key, "other.key"),
+        (&key, &key, "service.key"),
+        (&trusted, &programs.home().join("none"), "none"),
+    ] {
+        let output = programs.run(
+            "copal-server",
+            &["--listen", "127.0.0.1:0", "--tls-cert", &text(certificate), "--tls-key", &text(key)],
+        );
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{}", describe(&output));
+        assert!(told.contains(named) && told.lines().count() == 1, "{told}");
+    }
+}
+
+/// What a proxy says of the client is believed only where the operator says that there is one.
+#[tokio::test]
+async fn a_proxys_headers_count_only_behind_a_proxy() {
+    let programs = Programs::new();
+    let (direct, base) = programs.start_server(free_port(), &[]);
+    let url = programs.run_ok("copal-server", &["database-url"]).trim().to_owned();
+    let port = free_port();
+    let listen = format!("0.0.0.0:{port}");
+    let mut behind = programs.start("copal-server", &["--listen", &listen, "--database-url", &url, "--behind-proxy"]);
+    behind.wait_ready(&format!("127.0.0.1:{port}"));
+    let proxied = format!("http://127.0.0.1:{port}");
+    for (api, expected) in [(Api::new(&base), base.as_str()), (Api::new(&proxied), "https://copal.example.org")] {
+        let form = [("client_id", "8f9d2ab1-6ab6-4a25-bba8-50a8d8f4d5c0")];
+        let request = api.request(reqwest::Method::POST, "/auth/device/login").form(&form);
+        let request = request.header("x-forwarded-proto", "https").header("x-forwarded-host", "copal.example.org");
+        let device = api.send(request).await.ok();
+        assert_eq!(device["verification_uri"], format!("{expected}/auth/oauth/ALCF/login/device"));
+    }
+    assert_eq!(behind.stop(), 0);
+    assert_eq!(direct.stop(), 0);
+}
+
+/// The megabytes of memory that a process holds.
+fn memory_mb(pid: i32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("the kernel tells");
+    line.split_whitespace().next().and_then(|kb| kb.parse::<u64>().ok()).expect("a number") >> 10
+}
+
+async fn open_streams(api: &Api) -> u64 {
+    let metrics = api.get("/metrics").await.ok();
+    let value =
+        metrics.as_str().and_then(|text| text.lines().find_map(|line| line.strip_prefix("copal_event_streams ")));
+    value.and_then(|value| value.parse().ok()).unwrap_or_default()
+}
+
+/// Clients of the event stream that live and never read hold little memory, for a short time, and disturb nobody.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_that_never_read_are_cut_off_and_cost_bounded_memory() {
+    /// Unread, the events below are 12 MB for each of them.
+    const STUCK: u64 = 30;
+    let programs = Programs::new();
+    let (server, base) = programs.start_server(free_port(), &["--client-timeout", "3"]);
+    let user = register(&Api::new(&base), "ann").await;
+    let site = user.site("laptop").await;
+    let app = user.app(site, "Plain", &json!({"command": "true"})).await;
+    let create = async |folder: &str| {
+        let job = |index: usize| json!({"app_id": app, "workdir": format!("{folder}/{index}")});
+        user.jobs(&(0..5_000).map(job).collect::<Vec<_>>()).await.iter().map(id).collect::<Vec<i64>>()
+    };
+    // What the requests themselves need is no part of what is measured.
+    create("first").await;
+    let mut reader = EventStream::open(&user, "/events/stream?kind=job", None).await;
+    let mut stuck = Vec::new();
+    for _ in 0..STUCK {
+        let socket = TcpSocket::new_v4().expect("a socket");
+        socket.set_recv_buffer_size(4096).expect("a small buffer");
+        let address = base.trim_start_matches("http://").parse().expect("an address");
+        let mut client = socket.connect(address).await.expect("it listens");
+        let token = user.token().expect("logged in");
+        let request = format!("GET /events/stream HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n\r\n");
+        client.write_all(request.as_bytes()).await.expect("it reads");
+        stuck.push(client);
+    }
+    wait_for("the streams to open", LIMIT, || async {
+        let open = open_streams(&user).await;
+        if open == STUCK + 1 { Ok(()) } else { Err(open.to_string()) }
+    })
+    .await;
+
+    let before = memory_mb(server.pid());
+    let mut jobs = create("second").await;
+    jobs.extend(create("third").await);
+    let mut seen = Vec::new();
+    for _ in 0..2 * jobs.len() {
+        seen.push(reader.next().await.data["event"]["job_id"].as_i64().expect("a Job's change"));
+    }
+    let grown = memory_mb(server.pid()).saturating_sub(before);
+    seen.dedup();
+    assert_eq!(seen, jobs, "who reads misses nothing");
+    assert!(grown < 100, "{STUCK} clients that read nothing hold {grown} MB");
+    wait_for("the stuck clients to be cut off", LIMIT, || async {
+        let open = open_streams(&user).await;
+        if open == 1 { Ok(()) } else { Err(format!("{open} streams are open")) }
+    })
+    .await;
+    let last = id(&user.job(app, &json!({"workdir": "last"})).await);
+    assert_eq!(reader.next().await.data["event"]["job_id"], last, "who reads goes on");
+    drop((stuck, reader));
+    assert_eq!(server.stop(), 0);
 }

@@ -1,7 +1,8 @@
 //! `GET /events/stream`: the user's changes as server-sent events (WHATWG HTML, section 9.2).
 //!
 //! Each stream is one task that writes into a short channel. A client that reads slowly makes the
-//! task wait; what it misses meanwhile is read from the database later, so it costs no memory.
+//! task wait; what it misses meanwhile is read from the database later, so it costs no memory. One that
+//! reads nothing at all loses its connection (see `Config::client_timeout`), and the task ends.
 
 use std::{fmt::Write as _, time::Duration};
 
@@ -24,12 +25,15 @@ use crate::{
     error::{ApiError, ApiResult},
     extract::{CurrentUser, QueryParams},
     feed::{self, Entry, Message, Page, Position, Source, StreamFilter},
+    metrics,
 };
 
 /// A comment line shows that both ends live, and finds clients that are gone.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// Pieces that wait for the client.
-const PIECES_KEPT: usize = 4;
+const PIECES_KEPT: usize = 2;
+/// A piece is sent once it is this large: with the ones that wait, the memory that a client can hold.
+const PIECE_BYTES: usize = 32 << 10;
 /// After a failure of the database.
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -100,6 +104,7 @@ struct Over;
 
 impl Stream {
     async fn run(mut self) {
+        let _counted = metrics::count_stream();
         // The id alone lets a client resume even before the first event.
         let hello = format!(": copal\nid: {}\n\n", self.position);
         if self.out.send(hello.into()).await.is_err() {
@@ -177,13 +182,20 @@ impl Stream {
         if picked.is_empty() {
             return Ok(());
         }
-        let mut piece = String::with_capacity(picked.iter().map(|entry| entry.json.len() + 128).sum());
+        let mut piece = String::new();
         for entry in picked {
             let position =
                 Position { base: self.position.base.clone(), partly: Some((page.target.clone(), entry.key)) };
             // Writing to a String never fails.
             let _ = write!(piece, "id: {position}\nevent: {}\ndata: {}\n\n", entry.name, entry.json);
+            if piece.len() >= PIECE_BYTES {
+                self.put(std::mem::take(&mut piece)).await?;
+            }
         }
+        if piece.is_empty() { Ok(()) } else { self.put(piece).await }
+    }
+
+    async fn put(&self, piece: String) -> Result<(), Failed> {
         self.out.send(piece.into()).await.map_err(|_| Failed::Over)
     }
 }

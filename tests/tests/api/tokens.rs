@@ -151,6 +151,40 @@ async fn a_sites_token_is_good_for_that_site_alone() {
     wait_until_refused(&user(&world.service, &next)).await;
 }
 
+/// A new key signs at once where it was made and soon elsewhere; what the old one signed stays good until it is retired.
+#[tokio::test]
+async fn signing_keys_rotate_under_running_replicas() {
+    let service = Service::start(Settings::default()).await;
+    let replica = service.replica().await;
+    service.user("ann").await;
+    let key_of = |tokens: &Value| {
+        // The header of a JWT says which key signed it.
+        text(tokens, "access_token").split('.').next().unwrap().to_owned()
+    };
+    let pool = copal_server::db::connect(&service.database().url().into()).await.unwrap();
+    let before = log_in(&service, "ann").await;
+    copal_server::auth::rotate_now(&pool, false).await.unwrap();
+    let after = wait_for("the new key to sign", LIMIT, || async {
+        let tokens = log_in(&service, "ann").await;
+        if key_of(&tokens) == key_of(&before) { Err(key_of(&tokens)) } else { Ok(tokens) }
+    })
+    .await;
+    for side in [&service, &replica] {
+        // The replica may not have met the new key yet; it looks it up.
+        user(side, &after).get("/auth/password/me").await.ok();
+        user(side, &before).get("/auth/password/me").await.ok();
+    }
+    copal_server::auth::rotate_now(&pool, true).await.unwrap();
+    for side in [&service, &replica] {
+        wait_until_refused(&user(side, &before)).await;
+        wait_until_refused(&user(side, &after)).await;
+    }
+    // The login itself goes on: its refresh token is no JWT.
+    let renewed = renew(&replica.api(), text(&after, "refresh_token")).await.ok();
+    user(&service, &renewed).get("/auth/password/me").await.ok();
+    pool.close().await;
+}
+
 async fn secret_of(world: &World, batch_job: i64) -> String {
     let made = world.user.post(&format!("/batch-jobs/{batch_job}/launcher-secret"), &json!({})).await.created();
     text(&made, "secret").to_owned()
