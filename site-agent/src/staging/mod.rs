@@ -7,7 +7,9 @@
 //! **A new adapter** is a file here with an [`Adapter`], a [`Scheme`] and a line in [`carry`].
 
 pub mod error;
+pub mod globus;
 pub mod location;
+pub mod s3;
 pub mod secrets;
 
 use std::{future::Future, path::PathBuf};
