@@ -14,6 +14,8 @@ use tokio_util::sync::CancellationToken;
 
 /// Samples are moved into the buckets this often, so that they do not pile up unread.
 const UPKEEP: Duration = Duration::from_secs(5);
+/// A scraper waits so long for what the database is asked.
+const MEASURE_LIMIT: Duration = Duration::from_secs(2);
 
 /// Upper bounds of request times in seconds.
 const SECONDS: &[f64] = &[0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
@@ -43,6 +45,28 @@ fn describe() {
     describe_histogram!("copal_http_request_seconds", Unit::Seconds, "Time to the start of the answer");
     describe_counter!("copal_logins_total", "Password logins by outcome");
     describe_gauge!("copal_db_connections", "Connections of the pool by use");
+    describe_gauge!(
+        "copal_db_oldest_snapshot_transactions",
+        "Transactions since the oldest snapshot that is still held, which keeps old rows from being cleaned up"
+    );
+    describe_gauge!(
+        "copal_db_oldest_snapshot_seconds",
+        Unit::Seconds,
+        "Age of the oldest transaction that holds a snapshot; alarm above a few minutes"
+    );
+    describe_gauge!("copal_event_streams", "Open event streams");
+}
+
+/// Counts an event stream as open until the result is dropped.
+pub(crate) fn count_stream() -> impl Drop {
+    struct Open;
+    impl Drop for Open {
+        fn drop(&mut self) {
+            gauge!("copal_event_streams").decrement(1.0);
+        }
+    }
+    gauge!("copal_event_streams").increment(1.0);
+    Open
 }
 
 /// Keeps the samples' memory bounded until `stop`.
@@ -70,10 +94,27 @@ pub(crate) fn count_request<B: MessageBody>(method: &Method, start: Instant, ans
     histogram!("copal_http_request_seconds", "method" => method, "route" => route).record(start.elapsed());
 }
 
+/// What holds up the database's clean-up of old rows: the oldest snapshot that a transaction still has.
+async fn measure_snapshots(pool: &PgPool) -> Result<(), sqlx::Error> {
+    const SQL: &str = "select coalesce(max(age(backend_xmin)), 0)::float8, \
+         coalesce(extract(epoch from max(clock_timestamp() - xact_start) filter (where backend_xmin is not null)), 0)::float8 \
+         from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()";
+    let (transactions, seconds): (f64, f64) = sqlx::query_as(SQL).fetch_one(pool).await?;
+    gauge!("copal_db_oldest_snapshot_transactions").set(transactions);
+    gauge!("copal_db_oldest_snapshot_seconds").set(seconds);
+    Ok(())
+}
+
 /// All series in Prometheus' text form.
-pub(crate) fn render(pool: &PgPool) -> String {
+pub(crate) async fn render(pool: &PgPool) -> String {
     let idle = pool.num_idle();
     gauge!("copal_db_connections", "use" => "idle").set(idle as f64);
     gauge!("copal_db_connections", "use" => "busy").set(f64::from(pool.size()) - idle as f64);
+    // The other series are worth having when the database does not answer, too.
+    match tokio::time::timeout(MEASURE_LIMIT, measure_snapshots(pool)).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::warn!("can't measure the database's snapshots: {error}"),
+        Err(_) => tracing::warn!("can't measure the database's snapshots: it does not answer"),
+    }
     RECORDER.get().and_then(Option::as_ref).map(PrometheusHandle::render).unwrap_or_default()
 }

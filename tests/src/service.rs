@@ -20,11 +20,13 @@ pub struct Settings {
     pub sweep_sec: f64,
     /// Whether everybody may register.
     pub registration_open: bool,
+    /// Days that events are kept; 0 for ever.
+    pub event_retention_days: u32,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { lease_sec: 300.0, lease_hold_sec: 1800.0, sweep_sec: 5.0, registration_open: true }
+        Self { lease_sec: 300.0, lease_hold_sec: 1800.0, sweep_sec: 5.0, registration_open: true, event_retention_days: 0 }
     }
 }
 
@@ -77,6 +79,7 @@ impl Service {
         config.lease_hold = Duration::from_secs_f64(self.settings.lease_hold_sec);
         config.sweep = Duration::from_secs_f64(self.settings.sweep_sec);
         config.registration = if self.settings.registration_open { Registration::Open } else { Registration::Closed };
+        config.event_retention_days = self.settings.event_retention_days;
         let stop = CancellationToken::new();
         let (started, address) = oneshot::channel();
         let token = stop.clone();

@@ -1,15 +1,21 @@
-//! A Session claims Jobs: one SKIP LOCKED statement on the partial index of its order
-//! (contract, section 8).
+//! A Session claims Jobs: one SKIP LOCKED statement on the partial index of its order, or of its order
+//! within a tag set (contract, section 8).
 
 use copal_schemas::{
-    JobId, JobState, UserId,
+    JobState, SessionId, SiteId,
     job::Job,
     job_state::{PROCESSABLE, RUNNABLE},
     session::Acquire,
 };
 use sqlx::{PgConnection, Postgres, QueryBuilder, types::Json};
 
-use super::{jobs, scope::Scope, sessions::Holder, tags};
+use super::{
+    jobs::{JobRow, job_columns},
+    scope::Scope,
+    sessions,
+    tag_sets::{self, Matching, Odd},
+    tags,
+};
 use crate::error::ApiResult;
 
 /// In which order Jobs are taken. Priority comes first in each.
@@ -44,75 +50,199 @@ impl Order {
     }
 }
 
-/// Locks up to `max_num_jobs` Jobs that fit for the Session, and gives them in the order of the
-/// acquire. Never waits for another transaction and never takes what another one takes.
-///
-/// # Errors
-/// The database's.
-pub async fn acquire(conn: &mut PgConnection, owner: UserId, holder: Holder, wanted: &Acquire) -> ApiResult<Vec<Job>> {
-    if wanted.states.is_empty() {
-        return Ok(Vec::new());
-    }
-    let mut sql = statement(owner, holder, wanted);
-    let taken: Vec<(JobId, i64)> = sql.build_query_as().fetch_all(&mut *conn).await?;
-    if taken.is_empty() {
-        return Ok(Vec::new());
-    }
-    let mut ids = taken;
-    ids.sort_unstable_by_key(|(_, place)| *place);
-    let ids: Vec<JobId> = ids.into_iter().map(|(id, _)| id).collect();
-    jobs::get_in_order(conn, owner, &ids).await
+/// What an acquire found.
+#[derive(Debug)]
+pub enum Acquired {
+    /// These, which the Session holds now, in the order of the acquire.
+    Jobs(Vec<Job>),
+    /// None at this Site.
+    Nothing(SiteId),
 }
 
-fn statement(owner: UserId, holder: Holder, wanted: &Acquire) -> QueryBuilder<Postgres> {
-    let order = Order::of(wanted).columns();
-    let mut sql = QueryBuilder::new(
-        "with candidate as materialized (select id, priority, num_nodes, node_packing_count, wall_time_min \
-         from jobs where session_id is null and site_id = ",
-    );
-    // The Site is the Session's, so its owner is the Session's.
-    sql.push_bind(holder.site_id);
-    push_states(&mut sql, &wanted.states);
-    Scope { owner, site: None, batch_job: None }.push_visible(&mut sql, "jobs");
-    if !wanted.filter_tags.is_empty() {
-        // The index knows how common the tags are and finds rare ones; where they are common and
-        // Jobs are read in order, the row itself tells sooner. The planner takes a CASE for a
-        // coin's throw, and so does not count the same condition twice.
-        sql.push(" and case when tags @> ").push_bind(Json(wanted.filter_tags.clone()));
-        sql.push(" then true else false end");
-        tags::push_have(&mut sql, "id", owner, &wanted.filter_tags);
+/// Notes a sign of life of the Session and locks up to `max_num_jobs` Jobs that fit for it. Never waits for
+/// another transaction and never takes what another one takes. One statement, so it needs no transaction
+/// around it; with tags one more, which only reads.
+///
+/// # Errors
+/// `session_ended` when the user has no such Session (any more).
+pub async fn acquire(
+    conn: &mut PgConnection,
+    scope: Scope,
+    session: SessionId,
+    wanted: &Acquire,
+) -> ApiResult<Acquired> {
+    if wanted.states.is_empty() {
+        return Ok(Acquired::Nothing(sessions::beat(conn, scope, session).await?.site_id));
     }
-    if !wanted.app_ids.is_empty() {
-        sql.push(" and app_id = any(").push_bind(wanted.app_ids.clone()).push(")");
+    let tagged = if wanted.filter_tags.is_empty() {
+        Tagged::All
+    } else if is_within(&wanted.states, RUNNABLE) {
+        let most = wanted.max_num_jobs;
+        Tagged::In(tag_sets::matching(&mut *conn, scope, session, &wanted.filter_tags, most).await?)
+    } else {
+        Tagged::ByRow
+    };
+    let mut claim = Claim { scope, wanted, order: Order::of(wanted).columns(), sql: QueryBuilder::new("") };
+    claim.build(session, &tagged);
+    let rows: Vec<JobRow> = claim.sql.build_query_as().fetch_all(&mut *conn).await?;
+    if rows.is_empty() {
+        return Ok(Acquired::Nothing(sessions::get(conn, scope, session).await?.site_id));
     }
-    if let Some(minutes) = wanted.max_wall_time_min.filter(|minutes| *minutes != 0) {
-        sql.push(" and wall_time_min <= ").push_bind(minutes);
+    Ok(Acquired::Jobs(rows.into_iter().map(Job::from).collect()))
+}
+
+/// How the wanted tags are found.
+enum Tagged {
+    /// None are wanted.
+    All,
+    /// In tag sets, whose Jobs the partial indexes of migration 0008 have in order.
+    In(Matching),
+    /// Row by row, for Jobs that are no launcher's.
+    ByRow,
+}
+
+/// Among which Jobs of the Site to pick.
+#[derive(Clone, Copy)]
+enum Among {
+    All,
+    /// One tag set.
+    Set(i64),
+    /// The tag set in this column.
+    SetOf(&'static str),
+    /// The odd ones.
+    Odd(Odd),
+    /// Those whose row has the tags.
+    WithTags,
+}
+
+/// The statement, in the making.
+struct Claim<'a> {
+    scope: Scope,
+    wanted: &'a Acquire,
+    order: &'static str,
+    sql: QueryBuilder<Postgres>,
+}
+
+impl Claim<'_> {
+    fn build(&mut self, session: SessionId, tagged: &Tagged) {
+        let order = self.order;
+        self.sql.push("with holder as (");
+        sessions::push_beat(&mut self.sql, self.scope, session);
+        self.sql.push("), ");
+        self.push_candidates(tagged);
+        self.sql.push(", placed as (select id, row_number() over (order by ").push(order);
+        self.sql.push(") as place, sum(num_nodes::float8 / node_packing_count) over (order by ").push(order);
+        self.sql.push(" rows unbounded preceding) as nodes from candidate), ");
+        self.sql.push(
+            "taken as (update jobs j set session_id = h.id, batch_job_id = coalesce(h.batch_job_id, j.batch_job_id), ",
+        );
+        self.sql.push("last_update = greatest(clock_timestamp(), j.last_update + interval '1 microsecond')");
+        self.sql.push(" from placed p, holder h where j.id = p.id");
+        if let Some(nodes) = self.wanted.max_aggregate_nodes {
+            // Seven sevenths are a whole, whatever their sum in floating point is.
+            self.sql.push(" and p.nodes <= ").push_bind(nodes + 1e-6);
+        }
+        self.sql.push(concat!(" returning j.*, p.place) select ", job_columns!()));
+        self.sql.push(" from taken j join job_details d on d.job_id = j.id order by j.place");
     }
-    if let Some(nodes) = wanted.max_nodes_per_job.filter(|nodes| *nodes != 0) {
-        sql.push(" and num_nodes <= ").push_bind(nodes);
+
+    fn push_candidates(&mut self, tagged: &Tagged) {
+        let most = self.wanted.max_num_jobs;
+        let among = match tagged {
+            Tagged::All => Among::All,
+            Tagged::ByRow => Among::WithTags,
+            Tagged::In(Matching { sets, odd: Odd::None }) if sets.len() == 1 => Among::Set(sets[0]),
+            Tagged::In(Matching { sets, odd }) if sets.is_empty() => Among::Odd(*odd),
+            Tagged::In(Matching { sets, odd }) => return self.push_candidates_of(sets, *odd),
+        };
+        self.sql.push("candidate as materialized (");
+        self.push_pick(among);
+        self.sql.push(" limit ").push_bind(most).push(" for no key update skip locked)");
     }
-    if wanted.serial_only {
-        sql.push(" and num_nodes = 1 and ranks_per_node = 1");
+
+    /// The best of several sets. They are looked for first and then locked, set by set, as many as are among the best:
+    /// where another Session was faster, those that follow in the set stand in for its.
+    fn push_candidates_of(&mut self, sets: &[i64], odd: Odd) {
+        let (order, most) = (self.order, self.wanted.max_num_jobs);
+        self.sql.push("first as (select c.* from unnest(").push_bind(sets.to_vec());
+        self.sql.push("::bigint[]) as s(tag_set) cross join lateral (");
+        self.push_pick(Among::SetOf("s.tag_set"));
+        self.sql.push(" limit ").push_bind(most).push(") c");
+        if odd != Odd::None {
+            self.sql.push(" union all select * from (");
+            self.push_pick(Among::Odd(odd));
+            self.sql.push(" limit ").push_bind(most).push(" for no key update skip locked) odd");
+        }
+        self.sql.push("), best as (select * from first order by ").push(order).push(" limit ").push_bind(most);
+        self.sql.push("), candidate as materialized (select c.* from (select tag_set, count(*) as jobs from best ");
+        self.sql.push("where tag_set <> 0 group by tag_set) s cross join lateral (");
+        self.push_pick(Among::SetOf("s.tag_set"));
+        self.sql.push(" limit s.jobs for no key update skip locked) c");
+        if odd != Odd::None {
+            self.sql.push(" union all select * from best where tag_set = 0");
+        }
+        self.sql.push(")");
     }
-    sql.push(" order by ").push(order).push(" limit ").push_bind(wanted.max_num_jobs);
-    sql.push(" for no key update skip locked), placed as (select id, row_number() over (order by ").push(order);
-    sql.push(") as place, sum(num_nodes::float8 / node_packing_count) over (order by ").push(order);
-    sql.push(" rows unbounded preceding) as nodes from candidate) ");
-    sql.push("update jobs j set session_id = ").push_bind(holder.id);
-    sql.push(", batch_job_id = coalesce(").push_bind(holder.batch_job_id);
-    sql.push("::bigint, j.batch_job_id), last_update = greatest(clock_timestamp(), j.last_update + interval '1 microsecond')");
-    sql.push(" from placed p where j.id = p.id");
-    if let Some(nodes) = wanted.max_aggregate_nodes {
-        // Seven sevenths are a whole, whatever their sum in floating point is.
-        sql.push(" and p.nodes <= ").push_bind(nodes + 1e-6);
+
+    /// Jobs that the Session may take, in their order.
+    fn push_pick(&mut self, among: Among) {
+        let Self { scope, wanted, order, sql } = self;
+        sql.push("select id, tag_set, priority, num_nodes, node_packing_count, wall_time_min from jobs ");
+        // The Site is the Session's, so its owner is the Session's.
+        sql.push("where session_id is null and site_id = (select site_id from holder)");
+        push_states(sql, &wanted.states);
+        Scope { owner: scope.owner, site: None, batch_job: None }.push_visible(sql, "jobs");
+        match among {
+            Among::All => {}
+            Among::Set(set) => {
+                sql.push(" and tag_set = ").push_bind(set).push(" and tag_set <> 1");
+            }
+            Among::SetOf(column) => {
+                sql.push(" and jobs.tag_set = ").push(column).push(" and jobs.tag_set <> 1");
+            }
+            Among::Odd(Odd::None) => {
+                sql.push(" and false");
+            }
+            Among::Odd(Odd::InOrder) => {
+                // The planner takes a CASE for a coin's throw, and so reads by the order.
+                sql.push(" and tag_set = 0 and tag_set <> 1 and case when tags @> ");
+                sql.push_bind(Json(wanted.filter_tags.clone())).push(" then true else false end");
+            }
+            Among::Odd(Odd::ByTag) => {
+                sql.push(" and tag_set = 0 and id = any(array(");
+                tags::push_jobs_with(sql, scope.owner, &wanted.filter_tags);
+                sql.push("))");
+            }
+            Among::WithTags => {
+                sql.push(" and tags @> ").push_bind(Json(wanted.filter_tags.clone()));
+                tags::push_have(sql, "id", scope.owner, &wanted.filter_tags);
+            }
+        }
+        if !wanted.app_ids.is_empty() {
+            sql.push(" and app_id = any(").push_bind(wanted.app_ids.clone()).push(")");
+        }
+        if let Some(minutes) = wanted.max_wall_time_min.filter(|minutes| *minutes != 0) {
+            sql.push(" and wall_time_min <= ").push_bind(minutes);
+        }
+        if let Some(nodes) = wanted.max_nodes_per_job.filter(|nodes| *nodes != 0) {
+            sql.push(" and num_nodes <= ").push_bind(nodes);
+        }
+        if wanted.serial_only {
+            sql.push(" and num_nodes = 1 and ranks_per_node = 1");
+        }
+        // Jobs that it gave back, which only few Sessions have.
+        sql.push(" and (not (select has_refusals from holder) or not exists (select from job_refusals r ");
+        sql.push("where r.session_id = (select id from holder) and r.job_id = jobs.id)) order by ").push(*order);
     }
-    sql.push(" returning j.id, p.place");
-    sql
+}
+
+fn is_within(states: &[JobState], set: &[JobState]) -> bool {
+    states.iter().all(|state| set.contains(state))
 }
 
 /// The states are spelled out where a partial index holds them, so that the planner can see it.
 fn push_states(sql: &mut QueryBuilder<Postgres>, states: &[JobState]) {
-    let within = |set: &[JobState]| states.iter().all(|state| set.contains(state));
+    let within = |set: &[JobState]| is_within(states, set);
     if within(RUNNABLE) {
         sql.push(" and state in ('PREPROCESSED', 'RESTART_READY')");
     } else if within(PROCESSABLE) {
@@ -125,7 +255,7 @@ fn push_states(sql: &mut QueryBuilder<Postgres>, states: &[JobState]) {
 
 #[cfg(test)]
 mod tests {
-    use copal_schemas::{SessionId, SiteId};
+    use copal_schemas::UserId;
 
     use super::*;
 
@@ -145,15 +275,28 @@ mod tests {
         assert_eq!(order(Some("long_large_first"), false), Order::LongLargeFirst);
     }
 
+    fn sql_of(wanted: &Acquire, tagged: &Tagged) -> String {
+        let scope = Scope { owner: UserId(3), site: None, batch_job: None };
+        let mut claim = Claim { scope, wanted, order: Order::of(wanted).columns(), sql: QueryBuilder::new("") };
+        claim.build(SessionId(1), tagged);
+        claim.sql.sql().as_str().to_owned()
+    }
+
     #[test]
     fn pitfall_112_the_claim_joins_nothing_and_names_the_states_of_its_index() {
-        let holder = Holder { id: SessionId(1), site_id: SiteId(2), batch_job_id: None };
-        let sql = statement(UserId(3), holder, &Acquire::default());
-        let sql = sql.sql();
-        let sql = sql.as_str();
-        assert!(sql.contains("state in ('PREPROCESSED', 'RESTART_READY')"), "{sql}");
-        assert!(!sql.contains(" join "), "{sql}");
+        let sql = sql_of(&Acquire::default(), &Tagged::All);
+        let candidates = sql.split("candidate as").nth(1).unwrap().split("placed as").next().unwrap();
+        assert!(candidates.contains("state in ('PREPROCESSED', 'RESTART_READY')"), "{sql}");
+        assert!(!candidates.contains(" join "), "{sql}");
         let hooks = Acquire { states: PROCESSABLE.to_vec(), ..Acquire::default() };
-        assert!(statement(UserId(3), holder, &hooks).sql().as_str().contains("'RUN_TIMEOUT')"));
+        assert!(sql_of(&hooks, &Tagged::All).contains("'RUN_TIMEOUT')"));
+    }
+
+    #[test]
+    fn one_tag_set_is_claimed_like_a_whole_site() {
+        let tagged = Tagged::In(Matching { sets: vec![7], odd: Odd::None });
+        let sql = sql_of(&Acquire::default(), &tagged);
+        assert!(sql.contains("tag_set <> 1 and"), "the condition of the partial indexes: {sql}");
+        assert!(!sql.contains("job_tags"), "{sql}");
     }
 }

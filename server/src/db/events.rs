@@ -7,14 +7,28 @@ use copal_schemas::{
     AppId, BatchJobId, EventId, JobId, JobState, JsonObject, SessionId, SiteId, StringMap, Timestamp, UserId,
     event::Event, page::Page,
 };
-use sqlx::{FromRow, PgConnection, Postgres, QueryBuilder, types::Json};
+use sqlx::{FromRow, PgConnection, Postgres, QueryBuilder, postgres::PgArguments, query::Query, types::Json};
 
-use super::{scope::Scope, tags};
+use super::{scope::Scope, tag_sets, tags};
 use crate::{
     error::ApiResult,
     extract::Paging,
     feed::{Wake, Wakes},
 };
+
+/// The parts of a statement that write [`Columns`]; they end it, and others may stand before. Their
+/// parameters are the first seventeen.
+macro_rules! log_parts {
+    () => {
+        "logged as (insert into events (job_id, owner_id, site_id, app_id, batch_job_id, \
+         \"timestamp\", from_state, to_state, data) select * from unnest($1::bigint[], $2::bigint[], \
+         $3::bigint[], $4::bigint[], $5::bigint[], $6::timestamptz[], $7::job_state[], $8::job_state[], \
+         $9::jsonb[])), tallied as (insert into job_tallies (owner_id, site_id, app_id, state, tag_set, jobs, events) \
+         select * from unnest($10::bigint[], $11::bigint[], $12::bigint[], $13::job_state[], $14::bigint[], \
+         $15::bigint[], $16::bigint[])) select pg_notify('copal', payload) from unnest($17::text[]) as payload"
+    };
+}
+pub(super) use log_parts;
 
 /// A state change that is about to be written.
 #[derive(Clone, Debug)]
@@ -65,6 +79,15 @@ pub struct Place {
     pub site: SiteId,
     /// Its App.
     pub app: AppId,
+    /// Its tag set; [`tag_sets::ODD`] for those without one, and where events are counted.
+    pub tag_set: i64,
+}
+
+impl Place {
+    /// Where its events are counted: by tag nobody asks for their number alone.
+    fn of_events(self) -> Self {
+        Self { tag_set: tag_sets::ODD, ..self }
+    }
 }
 
 impl Log {
@@ -78,22 +101,33 @@ impl Log {
     pub fn created_array(&mut self, place: Place, state: JobState, passed: impl Iterator<Item = JobState>, count: i64) {
         self.tallies.entry((place, state)).or_default().0 += count;
         for state in passed {
-            self.tallies.entry((place, state)).or_default().1 += count;
+            self.tallies.entry((place.of_events(), state)).or_default().1 += count;
         }
         let count = u32::try_from(count).unwrap_or(u32::MAX);
-        let Wake { runnable, processable, .. } = Wake::free(state, None);
-        let wake = Wake { runnable: runnable * count, processable: processable * count, signals: false };
+        let Wake { runnable, processable, stageable, .. } = Wake::free(state, None);
+        let wake = Wake {
+            runnable: runnable * count,
+            processable: processable * count,
+            stageable: stageable * count,
+            signals: false,
+        };
         self.wakes.add(place.owner, place.site, wake);
     }
 
-    /// A Job changed from one state to another and has this holder now, or changed in other ways
+    /// A Job changed from one state and tag set to another and has this holder now, or changed in other ways
     /// that may matter to who waits.
-    pub fn moved(&mut self, place: Place, was: JobState, is: JobState, held_by: Option<SessionId>) {
+    pub fn moved(&mut self, was: (Place, JobState), is: (Place, JobState), held_by: Option<SessionId>) {
         if was != is {
-            self.tallies.entry((place, was)).or_default().0 -= 1;
-            self.tallies.entry((place, is)).or_default().0 += 1;
+            self.tallies.entry(was).or_default().0 -= 1;
+            self.tallies.entry(is).or_default().0 += 1;
         }
-        self.wakes.add(place.owner, place.site, Wake::free(is, held_by));
+        self.wakes.add(is.0.owner, is.0.site, Wake::free(is.1, held_by));
+    }
+
+    /// A Job belongs to another tag set now, though its tags are the same.
+    pub fn regrouped(&mut self, was: Place, tag_set: i64, state: JobState) {
+        self.tallies.entry((was, state)).or_default().0 -= 1;
+        self.tallies.entry((Place { tag_set, ..was }, state)).or_default().0 += 1;
     }
 
     /// A Job is gone.
@@ -111,46 +145,61 @@ impl Log {
     /// # Errors
     /// The database's.
     pub async fn write(self, conn: &mut PgConnection) -> ApiResult<()> {
-        const SQL: &str = "with logged as (insert into events (job_id, owner_id, site_id, app_id, batch_job_id, \
-             \"timestamp\", from_state, to_state, data) select * from unnest($1::bigint[], $2::bigint[], \
-             $3::bigint[], $4::bigint[], $5::bigint[], $6::timestamptz[], $7::job_state[], $8::job_state[], \
-             $9::jsonb[])), tallied as (insert into job_tallies (owner_id, site_id, app_id, state, jobs, events) \
-             select * from unnest($10::bigint[], $11::bigint[], $12::bigint[], $13::job_state[], $14::bigint[], \
-             $15::bigint[])) select pg_notify('copal', payload) from unnest($16::text[]) as payload";
+        if let Some(columns) = self.into_columns() {
+            columns.bind_to(concat!("with ", log_parts!())).execute(conn).await?;
+        }
+        Ok(())
+    }
+
+    /// What there is to write; `None` where that is nothing.
+    #[must_use]
+    pub fn into_columns(self) -> Option<Columns> {
         let Self { events, mut tallies, mut wakes } = self;
         for LoggedEvent { owner_id: owner, site_id: site, app_id: app, event, .. } in &events {
-            let place = Place { owner: *owner, site: *site, app: *app };
+            let place = Place { owner: *owner, site: *site, app: *app, tag_set: tag_sets::ODD };
             tallies.entry((place, event.to_state)).or_default().1 += 1;
             wakes.add(*owner, *site, Wake::default());
         }
         tallies.retain(|_, counts| *counts != (0, 0));
         let payloads = wakes.payloads();
-        if events.is_empty() && tallies.is_empty() && payloads.is_empty() {
-            return Ok(());
-        }
+        let nothing = events.is_empty() && tallies.is_empty() && payloads.is_empty();
+        (!nothing).then_some(Columns { events, tallies, payloads })
+    }
+}
+
+/// What a [`Log`] says, ready to be written.
+#[derive(Debug)]
+pub struct Columns {
+    events: Vec<LoggedEvent>,
+    tallies: BTreeMap<(Place, JobState), (i64, i64)>,
+    payloads: Vec<String>,
+}
+
+impl Columns {
+    /// A statement that ends with [`log_parts`], with the first seventeen parameters bound.
+    pub(super) fn bind_to(&self, sql: &'static str) -> Query<'static, Postgres, PgArguments> {
         fn column<'a, T>(events: &'a [LoggedEvent], field: impl Fn(&'a LoggedEvent) -> T) -> Vec<T> {
             events.iter().map(field).collect()
         }
-        sqlx::query(SQL)
-            .bind(column(&events, |logged| logged.job_id))
-            .bind(column(&events, |logged| logged.owner_id))
-            .bind(column(&events, |logged| logged.site_id))
-            .bind(column(&events, |logged| logged.app_id))
-            .bind(column(&events, |logged| logged.batch_job_id))
-            .bind(column(&events, |logged| logged.event.timestamp))
-            .bind(column(&events, |logged| logged.event.from_state))
-            .bind(column(&events, |logged| logged.event.to_state))
-            .bind(column(&events, |logged| Json(&logged.event.data)))
+        let Self { events, tallies, payloads } = self;
+        sqlx::query(sql)
+            .bind(column(events, |logged| logged.job_id))
+            .bind(column(events, |logged| logged.owner_id))
+            .bind(column(events, |logged| logged.site_id))
+            .bind(column(events, |logged| logged.app_id))
+            .bind(column(events, |logged| logged.batch_job_id))
+            .bind(column(events, |logged| logged.event.timestamp))
+            .bind(column(events, |logged| logged.event.from_state))
+            .bind(column(events, |logged| logged.event.to_state))
+            .bind(column(events, |logged| Json(&logged.event.data)))
             .bind(tallies.keys().map(|(place, _)| place.owner).collect::<Vec<_>>())
             .bind(tallies.keys().map(|(place, _)| place.site).collect::<Vec<_>>())
             .bind(tallies.keys().map(|(place, _)| place.app).collect::<Vec<_>>())
             .bind(tallies.keys().map(|(_, state)| *state).collect::<Vec<_>>())
+            .bind(tallies.keys().map(|(place, _)| place.tag_set).collect::<Vec<_>>())
             .bind(tallies.values().map(|counts| counts.0).collect::<Vec<_>>())
             .bind(tallies.values().map(|counts| counts.1).collect::<Vec<_>>())
             .bind(payloads)
-            .execute(conn)
-            .await?;
-        Ok(())
     }
 }
 

@@ -18,7 +18,7 @@ use super::{
     job_checks,
     job_create::{self, AppRow, New, Spot},
     scope::Scope,
-    tags,
+    tag_sets, tags,
     transition::{Moves, Which},
 };
 use crate::error::{ApiError, ApiResult};
@@ -35,7 +35,7 @@ const PAIRS_A_CALL: usize = 50;
 /// location. Nothing is created then.
 pub async fn create(conn: &mut PgConnection, scope: Scope, mut array: JobArrayCreate) -> ApiResult<JobArray> {
     let first = check(&mut array)?;
-    let apps = job_create::read_apps(&mut *conn, scope, std::slice::from_ref(&first)).await?;
+    let ground = job_create::read_ground(&mut *conn, scope, std::slice::from_ref(&first), 0).await?;
     let edges = dependencies::prepare(&mut *conn, scope, std::slice::from_ref(&first)).await?;
     let limited = match array.array_id {
         Some(id) => array_limit::has_limit(&mut *conn, scope.owner, id).await?,
@@ -43,16 +43,23 @@ pub async fn create(conn: &mut PgConnection, scope: Scope, mut array: JobArrayCr
     };
     let status = edges.statuses.first().copied().unwrap_or_default();
     let status = if limited { status.before_its_turn() } else { status };
-    let new = job_create::plan(Spot::Template, first, &apps, status)?;
+    let new = job_create::plan(Spot::Template, first, &ground.apps, status)?;
     check_choices(&array, new.app)?;
+    let tag_set = match has_index_in_tags(&array) {
+        true => tag_sets::ODD,
+        false => {
+            let sets = job_create::sets_of(&mut *conn, scope.owner, &ground, std::slice::from_ref(&new)).await?;
+            sets.first().copied().unwrap_or(tag_sets::ODD)
+        }
+    };
     let row = {
-        let mut sql = Statement { array: &array, new: &new, scope, limited, sql: QueryBuilder::new("") };
+        let mut sql = Statement { array: &array, new: &new, scope, limited, tag_set, sql: QueryBuilder::new("") };
         sql.build(&edges.of(0))?;
         sqlx::query(TIME_LIMIT).execute(&mut *conn).await?;
         sql.sql.build_query_as::<ArrayRow>().fetch_one(&mut *conn).await?
     };
     let mut log = Log::default();
-    let place = Place { owner: scope.owner, site: new.app.site_id, app: new.app.id };
+    let place = Place { owner: scope.owner, site: new.app.site_id, app: new.app.id, tag_set };
     log.created_array(place, new.state(), new.steps.iter().map(|step| step.to), row.count);
     log.write(&mut *conn).await?;
     if limited {
@@ -160,6 +167,11 @@ fn check_choices(array: &JobArrayCreate, app: &AppRow) -> ApiResult<()> {
     Ok(())
 }
 
+/// Whether the tags tell the Jobs apart.
+fn has_index_in_tags(array: &JobArrayCreate) -> bool {
+    array.job.tags.values().any(|value| IndexText::parse(value).is_ok_and(|text| text.has_index()))
+}
+
 /// The one statement, in the making.
 struct Statement<'a> {
     array: &'a JobArrayCreate,
@@ -168,6 +180,8 @@ struct Statement<'a> {
     scope: Scope,
     /// Whether its Jobs wait for their turn.
     limited: bool,
+    /// The tag set of them all.
+    tag_set: i64,
     sql: QueryBuilder<Postgres>,
 }
 
@@ -206,7 +220,7 @@ impl Statement<'_> {
         self.sql.push(
             ", hot as (insert into jobs (id, last_update, owner_id, site_id, app_id, state, priority, num_nodes, \
              ranks_per_node, node_packing_count, wall_time_min, return_code, max_restarts, dependency_failed, \
-             has_transfers, has_parents, has_children, tags) select id, at, ",
+             has_transfers, has_parents, has_children, tag_set, tags) select id, at, ",
         );
         let mut values = self.sql.separated(", ");
         values.push_bind(self.scope.owner).push_bind(site_id).push_bind(app_id).push_bind(self.new.state());
@@ -214,7 +228,8 @@ impl Statement<'_> {
         values.push_bind(job.node_packing_count).push_bind(job.wall_time_min).push_bind(job.return_code);
         values.push_bind(job.max_restarts).push_bind(self.new.state() == JobState::Failed);
         // Those who wait for their turn are told of its end as children are.
-        values.push_bind(!self.new.transfers.is_empty()).push_bind(has_parents).push_bind(self.limited).push("");
+        values.push_bind(!self.new.transfers.is_empty()).push_bind(has_parents).push_bind(self.limited);
+        values.push_bind(self.tag_set).push("");
         self.map(&self.new.job.tags, &self.array.job.tags)?;
         self.sql.push(" from new)");
         Ok(())

@@ -19,10 +19,10 @@ use sqlx::{FromRow, PgConnection, types::Json};
 
 use super::{
     dependencies::{self, Status},
-    events::{Log, LoggedEvent, NewEvent, Place},
+    events::{Log, LoggedEvent, NewEvent, Place, log_parts},
     job_checks,
     scope::Scope,
-    tags,
+    tag_sets, tags,
     transition::AppPolicy,
 };
 use crate::error::{ApiError, ApiResult};
@@ -39,6 +39,18 @@ pub(super) struct AppRow {
     max_restarts: Option<i32>,
     node_shape: Option<Json<NodeShape>>,
     transfer_locations: Json<StringMap>,
+    /// Those of the new Jobs' tag sets that its Site has.
+    known_sets: Vec<i64>,
+    /// Numbers for the new Jobs, and the time: the same in each row.
+    new_ids: Vec<JobId>,
+    now: Timestamp,
+}
+
+/// What new Jobs are made from.
+pub(super) struct Ground {
+    pub(super) apps: BTreeMap<AppId, AppRow>,
+    ids: Vec<JobId>,
+    now: Timestamp,
 }
 
 /// A Job that is about to be written.
@@ -112,18 +124,18 @@ impl New<'_> {
 pub async fn create(conn: &mut PgConnection, scope: Scope, mut jobs: Vec<JobCreate>) -> ApiResult<Vec<Job>> {
     check(&mut jobs)?;
     let owner = scope.owner;
-    let apps = read_apps(&mut *conn, scope, &jobs).await?;
+    let ground = read_ground(&mut *conn, scope, &jobs, jobs.len()).await?;
     let edges = dependencies::prepare(&mut *conn, scope, &jobs).await?;
     let mut new = Vec::with_capacity(jobs.len());
     for (index, (job, status)) in jobs.into_iter().zip(&edges.statuses).enumerate() {
-        new.push(plan(Spot::Item(index), job, &apps, *status)?);
+        new.push(plan(Spot::Item(index), job, &ground.apps, *status)?);
     }
-    let (ids, now) = take_ids(&mut *conn, new.len()).await?;
-    insert_jobs(&mut *conn, owner, &new, &ids, now).await?;
-    tags::insert(&mut *conn, owner, ids.iter().copied().zip(new.iter().map(|new| &new.job.tags))).await?;
-    insert_transfers(&mut *conn, owner, &new, &ids).await?;
-    edges.insert(&mut *conn, &ids).await?;
-    log(owner, &new, &ids, now).write(conn).await?;
+    let sets = sets_of(&mut *conn, owner, &ground, &new).await?;
+    let Ground { ref ids, now, .. } = ground;
+    insert_transfers(&mut *conn, owner, &new, ids).await?;
+    edges.insert(&mut *conn, ids).await?;
+    insert_jobs(conn, owner, &new, &sets, ids, now).await?;
+    let ids = ids.clone();
     Ok(new.into_iter().zip(ids).map(|(new, id)| answer(new, id, now)).collect())
 }
 
@@ -150,24 +162,55 @@ fn check(jobs: &mut [JobCreate]) -> ApiResult<()> {
     }
 }
 
-/// The Apps of the new Jobs, kept from being deleted until this transaction ends.
-pub(super) async fn read_apps(
+/// The Apps of the new Jobs, kept from being deleted until this transaction ends, and all else that has to be known
+/// before they are written: few round trips make a single Job cheap. Takes numbers for so many Jobs.
+pub(super) async fn read_ground(
     conn: &mut PgConnection,
     scope: Scope,
     jobs: &[JobCreate],
-) -> ApiResult<BTreeMap<AppId, AppRow>> {
+    count: usize,
+) -> ApiResult<Ground> {
     let mut ids: Vec<AppId> = jobs.iter().map(|job| job.app_id).collect();
     ids.sort_unstable();
     ids.dedup();
+    let mut sets: Vec<i64> = jobs.iter().map(|job| tag_sets::number(&job.tags)).collect();
+    sets.sort_unstable();
+    sets.dedup();
     const SQL: &str = "select a.id, a.site_id, a.parameters, a.transfers, a.command is null as hooks_hidden, a.hooks, \
-         a.max_restarts, s.node_shape, s.transfer_locations from apps a join sites s on s.id = a.site_id \
+         a.max_restarts, s.node_shape, s.transfer_locations, \
+         array(select t.tag_set from tag_sets t where t.site_id = a.site_id and t.tag_set = any($4) \
+         and t.closed_at is null) as known_sets, \
+         array(select nextval('jobs_id_seq') from generate_series(1, $5)) as new_ids, clock_timestamp() as now \
+         from apps a join sites s on s.id = a.site_id \
          where a.id = any($1) and a.owner_id = $2 and ($3::bigint is null or a.site_id = $3) order by a.id for key share of a";
-    let rows: Vec<AppRow> = sqlx::query_as(SQL).bind(&ids).bind(scope.owner).bind(scope.site).fetch_all(conn).await?;
+    let rows: Vec<AppRow> = sqlx::query_as(SQL)
+        .bind(&ids)
+        .bind(scope.owner)
+        .bind(scope.site)
+        .bind(&sets)
+        .bind(i32::try_from(count).unwrap_or(i32::MAX))
+        .fetch_all(conn)
+        .await?;
+    let now = rows.first().map_or_else(chrono::Utc::now, |row| row.now);
+    let new_ids = rows.first().map(|row| row.new_ids.clone()).unwrap_or_default();
     let apps: BTreeMap<AppId, AppRow> = rows.into_iter().map(|row| (row.id, row)).collect();
     match ids.iter().find(|id| !apps.contains_key(id)) {
         Some(unknown) => Err(ApiError::not_found(format!("App {unknown}"))),
-        None => Ok(apps),
+        None => Ok(Ground { apps, ids: new_ids, now }),
     }
+}
+
+/// The tag sets of the new Jobs.
+pub(super) async fn sets_of(
+    conn: &mut PgConnection,
+    owner: UserId,
+    ground: &Ground,
+    new: &[New<'_>],
+) -> ApiResult<Vec<i64>> {
+    let known: HashSet<(SiteId, i64)> =
+        ground.apps.values().flat_map(|app| app.known_sets.iter().map(|set| (app.site_id, *set))).collect();
+    let places: Vec<(SiteId, &StringMap)> = new.iter().map(|new| (new.app.site_id, &new.job.tags)).collect();
+    tag_sets::of_new(conn, owner, &known, &places).await
 }
 
 /// Checks a Job against its App and Site, and works out its first steps.
@@ -214,47 +257,47 @@ pub(super) fn plan(
     Ok(New { job, app, steps: job_state::settle_new(&facts), status, transfers })
 }
 
-async fn take_ids(conn: &mut PgConnection, count: usize) -> ApiResult<(Vec<JobId>, Timestamp)> {
-    const SQL: &str = "select nextval('jobs_id_seq'), clock_timestamp() from generate_series(1, $1)";
-    let count = i32::try_from(count).unwrap_or(i32::MAX);
-    let rows: Vec<(JobId, Timestamp)> = sqlx::query_as(SQL).bind(count).fetch_all(conn).await?;
-    let now = rows.last().map_or_else(chrono::Utc::now, |row| row.1);
-    Ok((rows.into_iter().map(|row| row.0).collect(), now))
-}
-
 fn column<'a, T>(new: &'a [New<'_>], field: impl Fn(&'a New<'_>) -> T) -> Vec<T> {
     new.iter().map(field).collect()
 }
 
-/// Writes both halves of the Jobs.
+/// Writes both halves of the Jobs, their tags and events, and wakes whoever waits for them, in one statement.
 async fn insert_jobs(
     conn: &mut PgConnection,
     owner: UserId,
     new: &[New<'_>],
+    sets: &[i64],
     ids: &[JobId],
     now: Timestamp,
 ) -> ApiResult<()> {
     // Arrays of arrays must be rectangular in Postgres, so parent_ids travel as JSON.
-    const SQL: &str = "with hot as (insert into jobs (owner_id, last_update, id, site_id, app_id, state, priority, \
+    const SQL: &str = concat!(
+        "with hot as (insert into jobs (owner_id, last_update, id, site_id, app_id, state, priority, \
          num_nodes, ranks_per_node, node_packing_count, wall_time_min, return_code, max_restarts, dependency_failed, \
-         has_transfers, has_parents, tags) \
-         select $1, $2, * from unnest($3::bigint[], $4::bigint[], $5::bigint[], $6::job_state[], $7::int[], \
-         $8::int[], $9::int[], $10::int[], $11::int[], $12::int[], $13::int[], $14::bool[], $15::bool[], \
-         $16::bool[], $17::jsonb[])) \
-         insert into job_details (owner_id, job_id, site_id, app_id, threads_per_rank, \
+         has_transfers, has_parents, tags, tag_set) \
+         select $18, $19, * from unnest($20::bigint[], $21::bigint[], $22::bigint[], $23::job_state[], $24::int[], \
+         $25::int[], $26::int[], $27::int[], $28::int[], $29::int[], $30::int[], $31::bool[], $32::bool[], \
+         $33::bool[], $34::jsonb[], $35::bigint[])), \
+         cold as (insert into job_details (owner_id, job_id, site_id, app_id, threads_per_rank, \
          threads_per_core, gpus_per_rank, mem_mb, walltime_limit_min, workdir, account, serialized_parameters, \
          parent_ids, dependencies, data, launch_params, parameters, checkpoint) \
-         select $1, u.job_id, u.site_id, u.app_id, u.threads_per_rank, u.threads_per_core, u.gpus_per_rank, \
+         select $18, u.job_id, u.site_id, u.app_id, u.threads_per_rank, u.threads_per_core, u.gpus_per_rank, \
          u.mem_mb, u.walltime_limit_min, u.workdir, u.account, u.serialized_parameters, \
          case when u.parent_ids = '[]' then '{}'::bigint[] \
          else array(select e::bigint from jsonb_array_elements_text(u.parent_ids) as e) end, \
          u.dependencies, u.data, u.launch_params, u.parameters, u.checkpoint \
-         from unnest($3::bigint[], $4::bigint[], $5::bigint[], $18::int[], $19::int[], $20::float8[], $21::bigint[], \
-         $22::int[], $23::text[], $24::text[], $25::text[], $26::jsonb[], $27::jsonb[], $28::jsonb[], $29::jsonb[], \
-         $30::jsonb[], $31::jsonb[]) as u(job_id, site_id, app_id, threads_per_rank, threads_per_core, \
+         from unnest($20::bigint[], $21::bigint[], $22::bigint[], $36::int[], $37::int[], $38::float8[], $39::bigint[], \
+         $40::int[], $41::text[], $42::text[], $43::text[], $44::jsonb[], $45::jsonb[], $46::jsonb[], $47::jsonb[], \
+         $48::jsonb[], $49::jsonb[]) as u(job_id, site_id, app_id, threads_per_rank, threads_per_core, \
          gpus_per_rank, mem_mb, walltime_limit_min, workdir, account, serialized_parameters, parent_ids, \
-         dependencies, data, launch_params, parameters, checkpoint)";
-    sqlx::query(SQL)
+         dependencies, data, launch_params, parameters, checkpoint)), \
+         tagged as (insert into job_tags (owner_id, tag, job_id) \
+         select $18, * from unnest($50::bigint[], $51::bigint[])), ",
+        log_parts!()
+    );
+    let Some(log) = log(owner, new, sets, ids, now).into_columns() else { return Ok(()) };
+    let (tags, tagged) = tags::rows(ids.iter().copied().zip(new.iter().map(|new| &new.job.tags)));
+    log.bind_to(SQL)
         .bind(owner)
         .bind(now)
         .bind(ids)
@@ -272,6 +315,7 @@ async fn insert_jobs(
         .bind(column(new, |new| !new.transfers.is_empty()))
         .bind(column(new, |new| !new.job.parent_ids.is_empty() || !new.job.dependencies.is_empty()))
         .bind(column(new, |new| Json(&new.job.tags)))
+        .bind(sets)
         .bind(column(new, |new| new.job.threads_per_rank))
         .bind(column(new, |new| new.job.threads_per_core))
         .bind(column(new, |new| new.job.gpus_per_rank))
@@ -286,6 +330,8 @@ async fn insert_jobs(
         .bind(column(new, |new| Json(&new.job.launch_params)))
         .bind(column(new, |new| Json(&new.job.parameters)))
         .bind(column(new, |new| new.job.checkpoint.as_ref().map(Json)))
+        .bind(tags)
+        .bind(tagged)
         .execute(conn)
         .await?;
     Ok(())
@@ -323,12 +369,12 @@ async fn insert_transfers(conn: &mut PgConnection, owner: UserId, new: &[New<'_>
     Ok(())
 }
 
-fn log(owner: UserId, new: &[New<'_>], ids: &[JobId], now: Timestamp) -> Log {
+fn log(owner: UserId, new: &[New<'_>], sets: &[i64], ids: &[JobId], now: Timestamp) -> Log {
     let mut log = Log::default();
-    for (new, id) in new.iter().zip(ids) {
+    for ((new, tag_set), id) in new.iter().zip(sets).zip(ids) {
         let site = new.app.site_id;
         let app = new.app.id;
-        log.created(Place { owner, site, app }, new.state());
+        log.created(Place { owner, site, app, tag_set: *tag_set }, new.state());
         let mut at = now;
         for step in &new.steps {
             let data = new.event_data(step);

@@ -1,7 +1,9 @@
 //! Which of a user's Jobs a list, count, update, cancel or delete means, and in which order.
 
+use std::collections::BTreeMap;
+
 use copal_schemas::{AppId, BatchJobId, JobId, JobState, SiteId, StringMap, Timestamp};
-use sqlx::{PgConnection, Postgres, QueryBuilder};
+use sqlx::{PgConnection, Postgres, QueryBuilder, types::Json};
 
 use super::{scope::Scope, tags};
 use crate::{error::ApiResult, extract::Paging};
@@ -146,11 +148,18 @@ impl JobFilter {
     /// # Errors
     /// The database's.
     pub async fn count(&self, conn: &mut PgConnection, scope: Scope) -> ApiResult<i64> {
-        if self.is_tallied() {
-            return Ok(self.tallies(conn, scope).await?.iter().map(|(_, jobs)| jobs).sum());
+        if !self.is_tallied() {
+            return self.count_rows(conn, scope, false).await;
         }
+        let (counts, has_odd) = self.tallies(&mut *conn, scope).await?;
+        let odd = if has_odd { self.count_rows(conn, scope, true).await? } else { 0 };
+        Ok(counts.values().sum::<i64>() + odd)
+    }
+
+    async fn count_rows(&self, conn: &mut PgConnection, scope: Scope, only_odd: bool) -> ApiResult<i64> {
         let mut sql = QueryBuilder::new("select count(*)");
         self.push_from(&mut sql, self.tables(OrderBy::Id), scope);
+        sql.push(if only_odd { " and j.tag_set = 0" } else { "" });
         Ok(sql.build_query_scalar().fetch_one(conn).await?)
     }
 
@@ -158,43 +167,67 @@ impl JobFilter {
     ///
     /// # Errors
     /// The database's.
-    pub async fn count_by_state(&self, conn: &mut PgConnection, scope: Scope) -> ApiResult<Vec<(JobState, i64)>> {
-        if self.is_tallied() {
-            return self.tallies(conn, scope).await;
+    pub async fn count_by_state(&self, conn: &mut PgConnection, scope: Scope) -> ApiResult<BTreeMap<JobState, i64>> {
+        if !self.is_tallied() {
+            return self.count_rows_by_state(conn, scope, false).await;
         }
+        let (mut counts, has_odd) = self.tallies(&mut *conn, scope).await?;
+        if has_odd {
+            for (state, jobs) in self.count_rows_by_state(conn, scope, true).await? {
+                *counts.entry(state).or_default() += jobs;
+            }
+        }
+        counts.retain(|_, jobs| *jobs != 0);
+        Ok(counts)
+    }
+
+    async fn count_rows_by_state(
+        &self,
+        conn: &mut PgConnection,
+        scope: Scope,
+        only_odd: bool,
+    ) -> ApiResult<BTreeMap<JobState, i64>> {
         let mut sql = QueryBuilder::new("select j.state, count(*)");
         let tables = if self.tables(OrderBy::LastUpdate) == Tables::Hot { Tables::Hot } else { Tables::Both };
         self.push_from(&mut sql, tables, scope);
-        sql.push(" group by j.state");
-        Ok(sql.build_query_as().fetch_all(conn).await?)
+        sql.push(if only_odd { " and j.tag_set = 0" } else { "" }).push(" group by j.state");
+        let counts: Vec<(JobState, i64)> = sql.build_query_as().fetch_all(conn).await?;
+        Ok(counts.into_iter().collect())
     }
 
-    /// Whether nothing but Sites, Apps and states is asked, which the tallies know.
+    /// Whether nothing but Sites, Apps, states and tags is asked, which the tallies know.
     fn is_tallied(&self) -> bool {
-        !self.has_hot_conditions()
+        let but_tags = Self { tags: StringMap::new(), ..self.clone() };
+        !but_tags.has_hot_conditions()
             && !self.has_cold_conditions()
             && self.ids.is_empty()
             && self.id_from.is_none()
             && self.id_to.is_none()
     }
 
-    /// The counts by state from the tallies.
-    async fn tallies(&self, conn: &mut PgConnection, scope: Scope) -> ApiResult<Vec<(JobState, i64)>> {
-        const SQL: &str = "select state, sum(jobs)::bigint from job_tallies where owner_id = $1 \
+    /// The counts by state from the tallies, and whether there are Jobs besides whose tags they do not know.
+    async fn tallies(&self, conn: &mut PgConnection, scope: Scope) -> ApiResult<(BTreeMap<JobState, i64>, bool)> {
+        const SQL: &str = "select state, coalesce(sum(jobs) filter (where $7::jsonb = '{}' or tag_set in \
+             (select tag_set from tag_sets where owner_id = $1 and tags @> $7)), 0)::bigint, \
+             coalesce(sum(jobs) filter (where $7::jsonb <> '{}' and tag_set = 0), 0)::bigint \
+             from job_tallies where owner_id = $1 \
              and ($2::bigint is null or site_id = $2) and ($3::bigint[] = '{}' or site_id = any($3)) \
              and ($4::bigint is null or app_id = $4) and ($5::job_state[] = '{}' or state = any($5)) \
              and state is distinct from $6 \
-             and app_id <> all(array(select app_id from deleted_apps where owner_id = $1)) \
-             group by state having sum(jobs) <> 0";
-        Ok(sqlx::query_as(SQL)
+             and app_id <> all(array(select app_id from deleted_apps where owner_id = $1)) group by state";
+        let rows: Vec<(JobState, i64, i64)> = sqlx::query_as(SQL)
             .bind(scope.owner)
             .bind(scope.site)
             .bind(&self.site_ids)
             .bind(self.app_id)
             .bind(&self.states)
             .bind(self.state_ne)
+            .bind(Json(&self.tags))
             .fetch_all(conn)
-            .await?)
+            .await?;
+        let has_odd = rows.iter().any(|(.., odd)| *odd != 0);
+        let counts = rows.into_iter().filter(|(_, jobs, _)| *jobs != 0).map(|(state, jobs, _)| (state, jobs));
+        Ok((counts.collect(), has_odd))
     }
 
     fn has_hot_conditions(&self) -> bool {

@@ -16,6 +16,7 @@ use sqlx::{PgConnection, types::Json};
 use super::{
     job_checks,
     job_filter::{JobFilter, OrderBy},
+    refusals,
     scope::Scope,
     tags,
     transition::{Ask, Moves, Which},
@@ -116,8 +117,18 @@ async fn apply(
     let parameters = fill(&mut *conn, patches, &place).await?;
     update_hot(&mut *conn, patches).await?;
     update_cold(&mut *conn, patches, &parameters).await?;
-    let tagged: Vec<_> = patches.iter().filter_map(|(id, patch)| Some((*id, patch.tags.as_ref()?))).collect();
-    tags::replace(&mut *conn, scope.owner, &tagged).await?;
+    let reshaped: Vec<JobId> = patches.iter().filter(|(_, patch)| changes_shape(patch)).map(|(id, _)| *id).collect();
+    refusals::forget(&mut *conn, &reshaped).await?;
+    let tagged: Vec<_> = patches
+        .iter()
+        .filter_map(|(id, patch)| Some((*id, moves.get_mut(*id)?.1.row.site_id, patch.tags.as_ref()?)))
+        .collect();
+    let sets = tags::replace(&mut *conn, scope.owner, &tagged).await?;
+    for ((id, ..), set) in tagged.iter().zip(sets) {
+        if let Some((_, job)) = moves.get_mut(*id) {
+            job.row.tag_set = set;
+        }
+    }
     for (id, patch) in patches {
         let Some((now, job)) = moves.get_mut(*id) else { continue };
         job.touch();
@@ -184,6 +195,17 @@ async fn fill(
         }
     }
     Ok(filled)
+}
+
+/// Whether other nodes could hold the Job afterwards.
+fn changes_shape(patch: &JobPatch) -> bool {
+    patch.num_nodes.is_some()
+        || patch.ranks_per_node.is_some()
+        || patch.threads_per_rank.is_some()
+        || patch.threads_per_core.is_some()
+        || patch.gpus_per_rank.is_some()
+        || patch.node_packing_count.is_some()
+        || patch.mem_mb.is_some()
 }
 
 /// The fields of the hot half, but for those that `transition` writes.

@@ -20,8 +20,9 @@ use crate::{
     extract::Paging,
 };
 
+/// A Job as [`job_columns`] reads it.
 #[derive(FromRow)]
-struct JobRow {
+pub(super) struct JobRow {
     id: JobId,
     workdir: String,
     tags: Json<StringMap>,
@@ -69,6 +70,7 @@ macro_rules! job_columns {
          d.array_id, d.array_index, j.num_attempts"
     };
 }
+pub(super) use job_columns;
 
 impl From<JobRow> for Job {
     fn from(row: JobRow) -> Self {
@@ -170,7 +172,7 @@ pub async fn count_by_state(
     scope: Scope,
     filter: &JobFilter,
 ) -> ApiResult<BTreeMap<JobState, i64>> {
-    Ok(filter.count_by_state(conn, scope).await?.into_iter().collect())
+    filter.count_by_state(conn, scope).await
 }
 
 /// The runs of a Job that ended, oldest first.

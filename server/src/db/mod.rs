@@ -17,9 +17,12 @@ pub mod job_patch;
 pub mod jobs;
 pub(crate) mod logins;
 pub mod purge;
+pub mod refusals;
 pub mod scope;
 pub mod sessions;
 pub mod sites;
+pub mod staging;
+pub mod tag_sets;
 pub mod tags;
 pub mod transfers;
 pub mod transition;
@@ -144,14 +147,37 @@ pub async fn transact<T>(pool: &PgPool, work: impl AsyncFn(&mut PgConnection) ->
             Err(error) => return Err(error.into()),
         };
         match outcome {
-            Err(error) if (error.is_retryable() || !started) && tries < MAX_TRIES => {
-                let pause_ms = rand::random_range(1..=10 * u64::from(tries));
-                tokio::time::sleep(Duration::from_millis(pause_ms)).await;
-                tries += 1;
-            }
+            Err(error) if (error.is_retryable() || !started) && tries < MAX_TRIES => pause(&mut tries).await,
             outcome => return outcome,
         }
     }
+}
+
+/// Runs `work` without a transaction around it, and again when it met another transaction; so one of its statements may
+/// write at most.
+///
+/// # Errors
+/// Those of `work`, and of the database.
+pub async fn retry<T>(pool: &PgPool, work: impl AsyncFn(&mut PgConnection) -> ApiResult<T>) -> Result<T, ApiError> {
+    let mut tries = 1;
+    loop {
+        let (outcome, started) = match pool.acquire().await {
+            Ok(mut connection) => (work(&mut connection).await, true),
+            Err(error) if is_broken(&error) => (Err(error.into()), false),
+            Err(error) => return Err(error.into()),
+        };
+        match outcome {
+            Err(error) if (error.is_retryable() || !started) && tries < MAX_TRIES => pause(&mut tries).await,
+            outcome => return outcome,
+        }
+    }
+}
+
+/// Before the next try: longer each time, and never as long as others wait.
+async fn pause(tries: &mut u32) {
+    let pause_ms = rand::random_range(1..=10 * u64::from(*tries));
+    tokio::time::sleep(Duration::from_millis(pause_ms)).await;
+    *tries += 1;
 }
 
 /// Whether a pooled connection broke while it was idle, or Postgres said good-bye on it.

@@ -27,6 +27,7 @@ struct Doomed {
     site_id: SiteId,
     app_id: AppId,
     state: JobState,
+    tag_set: i64,
     has_children: bool,
 }
 
@@ -67,7 +68,7 @@ pub async fn remove_orphans(conn: &mut PgConnection) -> ApiResult<bool> {
     let Some(app) = sqlx::query_scalar::<_, AppId>(APP).fetch_optional(&mut *conn).await? else {
         return Ok(false);
     };
-    const JOBS: &str = "select j.id, j.owner_id, j.site_id, j.app_id, j.state, j.has_children from jobs j \
+    const JOBS: &str = "select j.id, j.owner_id, j.site_id, j.app_id, j.state, j.tag_set, j.has_children from jobs j \
          where j.id in (select job_id from job_details where app_id = $1 order by job_id limit $2) \
          order by j.id for update of j";
     let doomed: Vec<Doomed> = sqlx::query_as(JOBS).bind(app).bind(CHUNK).fetch_all(&mut *conn).await?;
@@ -80,7 +81,7 @@ pub async fn remove_orphans(conn: &mut PgConnection) -> ApiResult<bool> {
 }
 
 async fn delete(conn: &mut PgConnection, ids: &[JobId]) -> ApiResult<()> {
-    const JOBS: &str = "select id, owner_id, site_id, app_id, state, has_children from jobs \
+    const JOBS: &str = "select id, owner_id, site_id, app_id, state, tag_set, has_children from jobs \
          where id = any($1) and session_id is null order by id for update";
     let doomed: Vec<Doomed> = sqlx::query_as(JOBS).bind(ids).fetch_all(&mut *conn).await?;
     remove(conn, doomed).await
@@ -98,7 +99,8 @@ async fn remove(conn: &mut PgConnection, doomed: Vec<Doomed>) -> ApiResult<()> {
     let places = array_limit::places_of_deleted(&mut *conn, &alive).await?;
     let mut log = Log::default();
     for job in &doomed {
-        log.deleted(Place { owner: job.owner_id, site: job.site_id, app: job.app_id }, job.state);
+        let Doomed { owner_id: owner, site_id: site, app_id: app, tag_set, state, .. } = *job;
+        log.deleted(Place { owner, site, app, tag_set }, state);
     }
     if let Some(owner) = doomed.first().map(|job| job.owner_id) {
         // All Jobs of one call have one owner.
@@ -110,6 +112,7 @@ async fn remove(conn: &mut PgConnection, doomed: Vec<Doomed>) -> ApiResult<()> {
     sqlx::query(EVENTS).bind(&ids).execute(&mut *conn).await?;
     for sql in [
         "delete from job_attempts where job_id = any($1)",
+        "delete from job_refusals where job_id = any($1)",
         "delete from transfers where job_id = any($1)",
         "delete from job_edges where child_id = any($1)",
         "delete from job_details where job_id = any($1)",
@@ -159,13 +162,13 @@ pub async fn fold_tallies(conn: &mut PgConnection) -> ApiResult<()> {
     if !sqlx::query_scalar::<_, bool>(LOCK).fetch_one(&mut *conn).await? {
         return Ok(());
     }
-    const SQL: &str = "with many as (select owner_id, site_id, app_id, state from job_tallies \
-         group by 1, 2, 3, 4 having count(*) > 8), \
+    const SQL: &str = "with many as (select owner_id, site_id, app_id, state, tag_set from job_tallies \
+         group by 1, 2, 3, 4, 5 having count(*) > 8), \
          gone as (delete from job_tallies t using many m where t.owner_id = m.owner_id and t.site_id = m.site_id \
-         and t.app_id = m.app_id and t.state = m.state \
-         returning t.owner_id, t.site_id, t.app_id, t.state, t.jobs, t.events) \
-         insert into job_tallies (owner_id, site_id, app_id, state, jobs, events) \
-         select owner_id, site_id, app_id, state, sum(jobs), sum(events) from gone group by 1, 2, 3, 4 \
+         and t.app_id = m.app_id and t.state = m.state and t.tag_set = m.tag_set \
+         returning t.owner_id, t.site_id, t.app_id, t.state, t.tag_set, t.jobs, t.events) \
+         insert into job_tallies (owner_id, site_id, app_id, state, tag_set, jobs, events) \
+         select owner_id, site_id, app_id, state, tag_set, sum(jobs), sum(events) from gone group by 1, 2, 3, 4, 5 \
          having sum(jobs) <> 0 or sum(events) <> 0";
     sqlx::query(SQL).execute(conn).await?;
     Ok(())

@@ -9,7 +9,7 @@ use copal_schemas::{
     BatchJobId, JobId, SessionId, SiteId, Timestamp,
     session::{Session, SessionCreate, Signals},
 };
-use sqlx::{FromRow, PgConnection};
+use sqlx::{FromRow, PgConnection, Postgres, QueryBuilder};
 
 use super::{
     scope::Scope,
@@ -35,7 +35,7 @@ impl From<SessionRow> for Session {
     }
 }
 
-/// A Session that is alive and locked until the transaction ends.
+/// A Session that is alive.
 #[derive(Clone, Copy, Debug, FromRow)]
 pub struct Holder {
     /// The Session.
@@ -44,6 +44,8 @@ pub struct Holder {
     pub site_id: SiteId,
     /// The BatchJob that its launcher runs in.
     pub batch_job_id: Option<BatchJobId>,
+    /// Whether there are Jobs that it gave back and must not be given again.
+    pub has_refusals: bool,
 }
 
 /// Opens a Session.
@@ -99,17 +101,34 @@ pub async fn list(conn: &mut PgConnection, scope: Scope, ids: &[SessionId]) -> A
 /// # Errors
 /// `session_ended` when the user has no such Session (any more).
 pub async fn beat(conn: &mut PgConnection, scope: Scope, id: SessionId) -> ApiResult<Holder> {
-    const SQL: &str = "update sessions set heartbeat = clock_timestamp(), alive_at = clock_timestamp() \
-         where id = $1 and owner_id = $2 and ($3::bigint is null or site_id = $3) and ($4::bigint is null or batch_job_id = $4) \
-         returning id, site_id, batch_job_id";
-    let holder: Option<Holder> = sqlx::query_as(SQL)
-        .bind(id)
-        .bind(scope.owner)
-        .bind(scope.site)
-        .bind(scope.batch_job)
-        .fetch_optional(conn)
-        .await?;
-    holder.ok_or_else(|| ApiError::session_ended(id))
+    let mut sql = QueryBuilder::new("");
+    push_beat(&mut sql, scope, id);
+    sql.build_query_as().fetch_optional(conn).await?.ok_or_else(|| ApiError::session_ended(id))
+}
+
+/// The statement of a sign of life, which gives a [`Holder`]'s columns.
+pub(super) fn push_beat(sql: &mut QueryBuilder<Postgres>, scope: Scope, id: SessionId) {
+    sql.push("update sessions set heartbeat = clock_timestamp(), alive_at = clock_timestamp()");
+    push_is(sql, scope, id);
+    sql.push(" returning id, site_id, batch_job_id, has_refusals");
+}
+
+fn push_is(sql: &mut QueryBuilder<Postgres>, scope: Scope, id: SessionId) {
+    sql.push(" where id = ").push_bind(id).push(" and ");
+    scope.push(sql, "sessions");
+    if let Some(batch_job) = scope.batch_job {
+        sql.push(" and batch_job_id = ").push_bind(batch_job);
+    }
+}
+
+/// A Session that is alive, without a sign of life and without locking it.
+///
+/// # Errors
+/// `session_ended` when the user has no such Session (any more).
+pub async fn get(conn: &mut PgConnection, scope: Scope, id: SessionId) -> ApiResult<Holder> {
+    let mut sql = QueryBuilder::new("select id, site_id, batch_job_id, has_refusals from sessions");
+    push_is(&mut sql, scope, id);
+    sql.build_query_as().fetch_optional(conn).await?.ok_or_else(|| ApiError::session_ended(id))
 }
 
 /// What the holder must do now.

@@ -1,10 +1,13 @@
 //! Tags: which Jobs have which. `jobs.tags` is what is shown, `job_tags` finds Jobs by a tag
 //! without an index on the row that state changes rewrite.
 
-use copal_schemas::{JobId, StringMap, UserId};
+use std::collections::HashSet;
+
+use copal_schemas::{JobId, SiteId, StringMap, UserId};
 use sha2::{Digest as _, Sha256};
 use sqlx::{PgConnection, Postgres, QueryBuilder, types::Json};
 
+use super::tag_sets;
 use crate::error::ApiResult;
 
 /// The number under which a tag is found: 64 bits of a hash that nobody can steer. Numbers are only
@@ -27,48 +30,53 @@ pub fn hash_prefix(key: &str) -> Vec<u8> {
     [&(key.len() as u64).to_le_bytes(), key.as_bytes()].concat()
 }
 
+/// The rows of Jobs in `job_tags`, in the order of its key: numbers and Jobs.
+#[must_use]
+pub fn rows<'a>(jobs: impl Iterator<Item = (JobId, &'a StringMap)>) -> (Vec<i64>, Vec<JobId>) {
+    let mut rows: Vec<(i64, JobId)> =
+        jobs.flat_map(|(id, tags)| tags.iter().map(move |(key, value)| (number(key, value), id))).collect();
+    rows.sort_unstable();
+    rows.dedup();
+    rows.into_iter().unzip()
+}
+
 /// Records the tags of Jobs that have none recorded.
-///
-/// # Errors
-/// The database's.
-pub async fn insert<'a>(
+async fn insert<'a>(
     conn: &mut PgConnection,
     owner: UserId,
     jobs: impl Iterator<Item = (JobId, &'a StringMap)>,
 ) -> ApiResult<()> {
-    let mut rows: Vec<(i64, JobId)> =
-        jobs.flat_map(|(id, tags)| tags.iter().map(move |(key, value)| (number(key, value), id))).collect();
-    if rows.is_empty() {
-        return Ok(());
+    let (numbers, jobs) = rows(jobs);
+    if !jobs.is_empty() {
+        const SQL: &str =
+            "insert into job_tags (owner_id, tag, job_id) select $1, * from unnest($2::bigint[], $3::bigint[])";
+        sqlx::query(SQL).bind(owner).bind(numbers).bind(jobs).execute(conn).await?;
     }
-    rows.sort_unstable();
-    rows.dedup();
-    const SQL: &str =
-        "insert into job_tags (owner_id, tag, job_id) select $1, * from unnest($2::bigint[], $3::bigint[])";
-    sqlx::query(SQL)
-        .bind(owner)
-        .bind(rows.iter().map(|row| row.0).collect::<Vec<_>>())
-        .bind(rows.iter().map(|row| row.1).collect::<Vec<_>>())
-        .execute(conn)
-        .await?;
     Ok(())
 }
 
-/// Replaces the tags of locked Jobs.
+/// Replaces the tags of locked Jobs; gives their tag sets.
 ///
 /// # Errors
 /// The database's.
-pub async fn replace(conn: &mut PgConnection, owner: UserId, jobs: &[(JobId, &StringMap)]) -> ApiResult<()> {
+pub async fn replace(
+    conn: &mut PgConnection,
+    owner: UserId,
+    jobs: &[(JobId, SiteId, &StringMap)],
+) -> ApiResult<Vec<i64>> {
     if jobs.is_empty() {
-        return Ok(());
+        return Ok(Vec::new());
     }
-    let ids: Vec<JobId> = jobs.iter().map(|(id, _)| *id).collect();
+    let ids: Vec<JobId> = jobs.iter().map(|(id, ..)| *id).collect();
     delete(&mut *conn, owner, &ids).await?;
-    const SQL: &str = "update jobs j set tags = u.tags from unnest($1::bigint[], $2::jsonb[]) as u(id, tags) \
-         where j.id = u.id";
-    let tags: Vec<_> = jobs.iter().map(|(_, tags)| Json(tags)).collect();
-    sqlx::query(SQL).bind(ids).bind(tags).execute(&mut *conn).await?;
-    insert(conn, owner, jobs.iter().copied()).await
+    let places: Vec<(SiteId, &StringMap)> = jobs.iter().map(|(_, site, tags)| (*site, *tags)).collect();
+    let sets = tag_sets::of_new(&mut *conn, owner, &HashSet::new(), &places).await?;
+    const SQL: &str = "update jobs j set tags = u.tags, tag_set = u.tag_set \
+         from unnest($1::bigint[], $2::jsonb[], $3::bigint[]) as u(id, tags, tag_set) where j.id = u.id";
+    let tags: Vec<_> = jobs.iter().map(|(.., tags)| Json(tags)).collect();
+    sqlx::query(SQL).bind(ids).bind(tags).bind(&sets).execute(&mut *conn).await?;
+    insert(conn, owner, jobs.iter().map(|(id, _, tags)| (*id, *tags))).await?;
+    Ok(sets)
 }
 
 /// Removes what is recorded of Jobs, by the tags that their rows still have.
@@ -99,6 +107,15 @@ pub fn push_have(sql: &mut QueryBuilder<Postgres>, column: &str, owner: UserId, 
     for (key, value) in tags {
         sql.push(" and ").push(column).push(" in (select job_id from job_tags where owner_id = ").push_bind(owner);
         sql.push(" and tag = ").push_bind(number(key, value)).push(")");
+    }
+}
+
+/// A query for the ids of the Jobs that have all of these tags, of which there is one at least.
+pub fn push_jobs_with(sql: &mut QueryBuilder<Postgres>, owner: UserId, tags: &StringMap) {
+    for (place, (key, value)) in tags.iter().enumerate() {
+        sql.push(if place > 0 { " intersect " } else { "" });
+        sql.push("select job_id from job_tags where owner_id = ").push_bind(owner);
+        sql.push(" and tag = ").push_bind(number(key, value));
     }
 }
 

@@ -16,6 +16,7 @@ use copal_schemas::{
     app::AppHooks,
     job_state::{self, Actor, Dependencies, Facts, IllegalTransition, Step},
     session::Usage,
+    transfer::Direction,
 };
 use serde_json::json;
 use sqlx::{FromRow, PgConnection, types::Json};
@@ -84,6 +85,8 @@ pub struct Row {
     pub cancel_requested: bool,
     /// The service made it FAILED for a dependency.
     pub dependency_failed: bool,
+    /// The set of its tags.
+    pub tag_set: i64,
     has_transfers: bool,
     has_parents: bool,
     has_children: bool,
@@ -94,7 +97,7 @@ macro_rules! row_columns {
     () => {
         "id, owner_id, site_id, app_id, session_id, batch_job_id, started_at, state, return_code, \
      max_restarts, num_attempts, error_restarts, timeout_restarts, cancel_requested, dependency_failed, \
-     has_transfers, has_parents, has_children"
+     tag_set, has_transfers, has_parents, has_children"
     };
 }
 
@@ -153,8 +156,9 @@ pub struct Moving {
     dependencies: dependencies::Status,
     stage_in_open: bool,
     stage_out_open: bool,
-    /// Its state when it was locked.
+    /// Its state and its tag set when it was locked.
     was: JobState,
+    was_in: i64,
     last_at: Option<Timestamp>,
     attempts: Vec<NewAttempt>,
     events: Vec<NewEvent>,
@@ -222,6 +226,7 @@ impl Moves {
                     stage_in_open,
                     stage_out_open,
                     was: row.state,
+                    was_in: row.tag_set,
                     last_at: None,
                     attempts: Vec::new(),
                     events: Vec::new(),
@@ -291,8 +296,9 @@ impl Moves {
         let ended = touched.iter().filter(|job| job.row.has_children).filter_map(|job| job.ended()).collect();
         let mut log = events::Log::default();
         for job in &touched {
-            let Row { owner_id: owner, site_id: site, app_id: app, .. } = job.row;
-            log.moved(Place { owner, site, app }, job.was, job.row.state, job.row.session_id);
+            let Row { owner_id: owner, site_id: site, app_id: app, tag_set, state, .. } = job.row;
+            let place = Place { owner, site, app, tag_set };
+            log.moved((Place { tag_set: job.was_in, ..place }, job.was), (place, state), job.row.session_id);
             if job.row.cancel_requested {
                 log.signal(job.row.owner_id, job.row.site_id);
             }
@@ -411,6 +417,15 @@ impl Moving {
         };
         if done {
             self.carry_on(now, true);
+        }
+    }
+
+    /// Whether the Job waits for its transfers in this direction.
+    #[must_use]
+    pub fn waits_for(&self, direction: Direction) -> bool {
+        match direction {
+            Direction::In => self.row.state == JobState::Ready,
+            Direction::Out => self.row.state == JobState::Postprocessed,
         }
     }
 
@@ -597,15 +612,27 @@ async fn update_jobs(conn: &mut PgConnection, jobs: &[&Moving]) -> ApiResult<()>
 
 /// The results of Jobs that reached POSTPROCESSED and have some to stage out can go.
 async fn release_transfers(conn: &mut PgConnection, jobs: &[&Moving]) -> ApiResult<()> {
-    let ids: Vec<JobId> = jobs
+    let open = |job: &Moving| match job.row.state {
+        JobState::Ready if job.stage_in_open => Some(Direction::In),
+        JobState::Postprocessed if job.stage_out_open => Some(Direction::Out),
+        _ => None,
+    };
+    let waiting: Vec<(JobId, Direction, bool)> = jobs
         .iter()
-        .filter(|job| job.row.state == JobState::Postprocessed && job.stage_out_open)
-        .map(|job| job.row.id)
+        .filter_map(|job| Some((job.row.id, open(job)?, job.was != job.row.state)))
         .collect();
-    if !ids.is_empty() {
-        const SQL: &str = "update transfers set state = 'pending' \
-             where job_id = any($1) and direction = 'out' and state = 'awaiting_job'";
-        sqlx::query(SQL).bind(ids).execute(conn).await?;
+    if !waiting.is_empty() {
+        // What failed is tried again when its Job is taken back to the step.
+        const SQL: &str = "update transfers t set state = 'pending' \
+             from unnest($1::bigint[], $2::transfer_direction[], $3::bool[]) as u(job_id, direction, again) \
+             where t.job_id = u.job_id and t.direction = u.direction \
+             and (t.state = 'awaiting_job' or (t.state = 'error' and u.again))";
+        sqlx::query(SQL)
+            .bind(waiting.iter().map(|(id, ..)| *id).collect::<Vec<_>>())
+            .bind(waiting.iter().map(|(_, direction, _)| *direction).collect::<Vec<_>>())
+            .bind(waiting.iter().map(|(.., again)| *again).collect::<Vec<_>>())
+            .execute(conn)
+            .await?;
     }
     Ok(())
 }

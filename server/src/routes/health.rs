@@ -26,5 +26,5 @@ pub(crate) async fn ready(shared: web::Data<Shared>) -> ApiResult<HttpResponse> 
 pub(crate) async fn metrics(shared: web::Data<Shared>) -> HttpResponse {
     HttpResponse::Ok()
         .content_type("text/plain; version=0.0.4; charset=utf-8")
-        .body(crate::metrics::render(&shared.pool))
+        .body(crate::metrics::render(&shared.pool).await)
 }

@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::{
     app::Shared,
-    db::{self, job_checks},
+    db::{self, acquire::Acquired, job_checks},
     error::{ApiError, ApiResult},
     extract::{CurrentUser, PathId, QueryParams, ValidJson},
     feed::{Token, Wants},
@@ -102,25 +102,24 @@ pub(super) async fn acquire_jobs(
 ) -> ApiResult<HttpResponse> {
     let wanted = body.0;
     check_acquire(&wanted)?;
-    let take = async || {
-        db::transact(&shared.pool, async |tx| {
-            let holder = db::sessions::beat(tx, (&user).into(), id.0).await?;
-            let jobs = db::acquire::acquire(tx, user.id, holder, &wanted).await?;
-            Ok((holder, jobs))
-        })
-        .await
-    };
+    let scope = (&user).into();
+    let take =
+        async || db::retry(&shared.pool, async |conn| db::acquire::acquire(conn, scope, id.0, &wanted).await).await;
     let wait = waiting_time(&shared, wanted.wait_sec);
-    let (holder, jobs) = take().await?;
-    if wait.is_zero() || !jobs.is_empty() {
-        return Ok(HttpResponse::Ok().json(jobs));
-    }
+    let site = match take().await? {
+        Acquired::Jobs(jobs) => return Ok(HttpResponse::Ok().json(jobs)),
+        Acquired::Nothing(_) if wait.is_zero() => return Ok(HttpResponse::Ok().json(Vec::<Job>::new())),
+        Acquired::Nothing(site) => site,
+    };
     let deadline = Instant::now() + wait;
     let mut token: Option<Token> = None;
     loop {
         // Registered before looking: a Job that becomes free after the look wakes this waiter.
-        let mut waiter = shared.feed.wait_at(holder.site_id, Wants::of(&wanted.states));
-        let (_, jobs) = take().await?;
+        let mut waiter = shared.feed.wait_at(site, Wants::of(&wanted.states));
+        let jobs = match take().await? {
+            Acquired::Jobs(jobs) => jobs,
+            Acquired::Nothing(_) => Vec::new(),
+        };
         if let Some(token) = &mut token {
             token.took(jobs.len());
         }

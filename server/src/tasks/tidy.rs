@@ -16,7 +16,8 @@ const FOLD_PERIOD: Duration = Duration::from_secs(10);
 
 /// Tidies until the service stops.
 pub(super) async fn run(shared: Shared) {
-    let mut slow_at = Instant::now();
+    // At once: a service that is started again and again must get to it, too.
+    let mut slow_at: Option<Instant> = None;
     let mut fold_at = Instant::now();
     loop {
         if let Err(error) = remove_orphans(&shared).await {
@@ -28,8 +29,8 @@ pub(super) async fn run(shared: Shared) {
                 tracing::warn!("can't fold the tallies of Jobs: {error}");
             }
         }
-        if slow_at.elapsed() >= SLOW_PERIOD {
-            slow_at = Instant::now();
+        if slow_at.is_none_or(|at| at.elapsed() >= SLOW_PERIOD) {
+            slow_at = Some(Instant::now());
             if let Err(error) = prune(&shared).await {
                 tracing::warn!("can't remove what is out of date: {error}");
             }
@@ -73,10 +74,19 @@ async fn prune_events(shared: &Shared) -> ApiResult<()> {
     Ok(())
 }
 
+async fn tidy_tag_sets(shared: &Shared) -> ApiResult<()> {
+    let mut transaction = shared.pool.begin().await?;
+    db::tag_sets::tidy(&mut transaction).await?;
+    transaction.commit().await?;
+    Ok(())
+}
+
 async fn prune(shared: &Shared) -> ApiResult<()> {
     prune_events(shared).await?;
+    tidy_tag_sets(shared).await?;
     let mut connection = shared.pool.acquire().await?;
     db::updates::prune(&mut connection).await?;
+    db::refusals::prune(&mut connection).await?;
     db::array_limit::forget(&mut connection).await?;
     feed::prune(&mut connection).await?;
     db::idempotency::prune(&mut connection).await?;

@@ -1,0 +1,148 @@
+//! What keeps the service fast on a large database, judged by the rows that statements read and never by time.
+
+use copal_schemas::{JobState, SessionId, StringMap, UserId, session::Acquire};
+use copal_server::db::{self, scope::Scope};
+use copal_tests::{
+    Service, Settings, World, id,
+    wait::{LIMIT, wait_for},
+};
+use serde_json::json;
+
+/// Rows of `jobs` that an acquire reads which gets so many Jobs.
+async fn rows_read(world: &World, wanted: &Acquire, expected: usize) -> i64 {
+    let session = SessionId(world.session().await);
+    let owner = UserId(id(&world.user.get("/auth/password/me").await.ok()));
+    let scope = Scope { owner, site: None, batch_job: None };
+    let pool = db::connect(&world.service.database().url().into()).await.unwrap();
+    let mut transaction = pool.begin().await.unwrap();
+    let found = db::acquire::acquire(&mut transaction, scope, session, wanted).await.unwrap();
+    let taken = match found {
+        db::acquire::Acquired::Jobs(jobs) => jobs.len(),
+        db::acquire::Acquired::Nothing(_) => 0,
+    };
+    assert_eq!(taken, expected, "{wanted:?}");
+    const READ: &str =
+        "select (seq_tup_read + idx_tup_fetch)::bigint from pg_stat_xact_user_tables where relname = 'jobs'";
+    let rows = sqlx::query_scalar(READ).fetch_one(&mut *transaction).await.unwrap();
+    transaction.rollback().await.unwrap();
+    pool.close().await;
+    rows
+}
+
+fn tags(pairs: &[(&str, &str)]) -> StringMap {
+    pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+}
+
+#[tokio::test]
+async fn pitfall_112_an_acquire_reads_what_it_takes_and_not_the_backlog() {
+    let world = World::new().await;
+    // Those with the second tag come after all with the first.
+    for kind in ["first", "second"] {
+        let job = json!({"app_id": world.plain, "workdir": format!("{kind}/{{index}}"), "parameters": {},
+            "tags": {"kind": kind, "campaign": "a"}});
+        world.user.post("/job-arrays/", &json!({"last": 2_999, "job": job})).await.created();
+    }
+    let mut database = world.service.database().connect().await;
+    sqlx::query("analyze").execute(&mut database).await.unwrap();
+    let ten = Acquire { max_num_jobs: 10, ..Acquire::default() };
+    for filter_tags in [
+        tags(&[]),
+        tags(&[("kind", "second")]),
+        tags(&[("campaign", "a")]),
+        tags(&[("kind", "second"), ("campaign", "a")]),
+    ] {
+        for sort_by in ["fifo", "small_first", "long_large_first", "shortest_first"] {
+            let wanted = Acquire { filter_tags: filter_tags.clone(), sort_by: Some(sort_by.into()), ..ten.clone() };
+            let rows = rows_read(&world, &wanted, 10).await;
+            assert!(rows <= 100, "{rows} rows read for {wanted:?}");
+        }
+    }
+    for filter_tags in [tags(&[("kind", "third")]), tags(&[("kind", "first"), ("campaign", "b")])] {
+        let wanted = Acquire { filter_tags, ..ten.clone() };
+        let rows = rows_read(&world, &wanted, 0).await;
+        assert!(rows <= 10, "{rows} rows read for {wanted:?}");
+    }
+    // Nothing is free of what an agent wants.
+    let hooks = Acquire { states: vec![JobState::StagedIn], ..ten };
+    let rows = rows_read(&world, &hooks, 0).await;
+    assert!(rows <= 10, "{rows} rows read for {hooks:?}");
+}
+
+#[tokio::test]
+async fn counts_by_tag_read_no_jobs() {
+    let world = World::new().await;
+    let job = json!({"app_id": world.plain, "workdir": "a/{index}", "tags": {"campaign": "a"}, "parameters": {}});
+    world.user.post("/job-arrays/", &json!({"last": 2_999, "job": job})).await.created();
+    let owner = UserId(id(&world.user.get("/auth/password/me").await.ok()));
+    let filter = db::job_filter::JobFilter { tags: tags(&[("campaign", "a")]), ..Default::default() };
+    let pool = db::connect(&world.service.database().url().into()).await.unwrap();
+    let mut transaction = pool.begin().await.unwrap();
+    let scope = Scope { owner, site: None, batch_job: None };
+    assert_eq!(filter.count(&mut transaction, scope).await.unwrap(), 3_000);
+    const READ: &str = "select (seq_tup_read + idx_tup_fetch)::bigint from pg_stat_xact_user_tables where relname in ('jobs', 'job_tags')";
+    let rows: Vec<i64> = sqlx::query_scalar(READ).fetch_all(&mut *transaction).await.unwrap();
+    assert_eq!(rows.iter().sum::<i64>(), 0);
+    transaction.rollback().await.unwrap();
+    pool.close().await;
+}
+
+/// The value of a series without labels.
+async fn metric(service: &Service, name: &str) -> f64 {
+    let text = reqwest::get(format!("{}/metrics", service.base())).await.unwrap().text().await.unwrap();
+    let line = text.lines().find(|line| line.starts_with(&format!("{name} ")));
+    line.and_then(|line| line.rsplit(' ').next()?.parse().ok()).unwrap_or_else(|| panic!("no {name} in\n{text}"))
+}
+
+#[tokio::test]
+async fn pitfall_116_a_snapshot_that_is_held_for_long_is_seen_and_ended() {
+    let world = World::new().await;
+    // The service's own connections end such a transaction.
+    let pool = db::connect(&world.service.database().url().into()).await.unwrap();
+    let limit: String = sqlx::query_scalar("show idle_in_transaction_session_timeout").fetch_one(&pool).await.unwrap();
+    assert_eq!(limit, "1min");
+    let mut held = pool.begin().await.unwrap();
+    sqlx::query("set transaction isolation level repeatable read").execute(&mut *held).await.unwrap();
+    sqlx::query("select count(*) from jobs").execute(&mut *held).await.unwrap();
+    world.plain_jobs(1).await;
+    let service = &world.service;
+    wait_for("the snapshot to be seen", LIMIT, || async {
+        let transactions = metric(service, "copal_db_oldest_snapshot_transactions").await;
+        let seconds = metric(service, "copal_db_oldest_snapshot_seconds").await;
+        if transactions >= 1.0 && seconds > 0.0 { Ok(()) } else { Err(format!("{transactions}, {seconds} s")) }
+    })
+    .await;
+    // What the setting does, with a limit that a test can wait for.
+    sqlx::query("set local idle_in_transaction_session_timeout = '10ms'").execute(&mut *held).await.unwrap();
+    let others = &pool;
+    wait_for("Postgres to end the transaction", LIMIT, || async {
+        const HELD: &str = "select count(*) from pg_stat_activity where state = 'idle in transaction' \
+             and datname = current_database()";
+        let left: i64 = sqlx::query_scalar(HELD).fetch_one(others).await.unwrap();
+        if left == 0 { Ok(()) } else { Err(format!("{left} are left")) }
+    })
+    .await;
+    drop(held);
+    pool.close().await;
+}
+
+#[tokio::test]
+async fn events_older_than_the_retention_are_removed_by_the_service() {
+    let mut world = World::with(Settings { event_retention_days: 3, ..Settings::default() }).await;
+    let jobs = world.plain_jobs(2).await;
+    let all = world.user.count("/events/?limit=0").await;
+    world.service.stop().await;
+    let mut database = world.service.database().connect().await;
+    const AGE: &str = "update events set \"timestamp\" = \"timestamp\" - interval '4 days' where job_id = $1";
+    let aged = sqlx::query(AGE).bind(jobs[0]).execute(&mut database).await.unwrap().rows_affected();
+    world.service.restart().await;
+    let user = &world.user.at(world.service.base());
+    let expected = all - i64::try_from(aged).unwrap();
+    wait_for("old events to be removed", LIMIT, || async {
+        let left = user.count("/events/?limit=0").await;
+        if left == expected { Ok(()) } else { Err(format!("{left} are left, not {expected}")) }
+    })
+    .await;
+    assert_eq!(user.count(&format!("/events/?job_id={}", jobs[0])).await, 0);
+    assert!(user.count(&format!("/events/?job_id={}", jobs[1])).await > 0);
+    assert_eq!(user.count("/jobs/").await, 2, "Jobs stay");
+}
