@@ -63,6 +63,17 @@ pub struct TransferItem {
     pub recursive: bool,
 }
 
+/// A transfer that a Job waits for, as the Site's agent needs it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct DueTransfer {
+    /// The transfer.
+    #[serde(flatten)]
+    pub transfer: TransferItem,
+    /// The Job's workdir, below the Site's `data/`.
+    pub workdir: String,
+}
+
 /// An update of a transfer; only the fields present change.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -77,6 +88,10 @@ pub struct TransferPatch {
     #[serde(default, deserialize_with = "lenient::some", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<Object>))]
     pub transfer_info: Option<JsonObject>,
+    /// Why the Job fails with its transfer: the reason of its change to FAILED. Only a Job that waits for the transfer
+    /// fails.
+    #[serde(default, deserialize_with = "lenient::some_string", skip_serializing_if = "Option::is_none")]
+    pub job_error: Option<String>,
 }
 
 /// One item of `PATCH /transfers/`.

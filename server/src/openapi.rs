@@ -16,7 +16,7 @@ use utoipa::{
 };
 
 use crate::routes::{
-    apps, auth, batch_jobs, device, docs, events, health, jobs, sessions, sites, stream, tokens, transfers,
+    apps, auth, batch_jobs, device, docs, events, health, jobs, sessions, sites, staging, stream, tokens, transfers,
 };
 
 #[derive(OpenApi)]
@@ -80,10 +80,11 @@ use crate::routes::{
         sessions::delete_session,
         sessions::report_updates,
         sessions::get_signals,
+        staging::list_due_transfers,
         transfers::list_transfers,
         transfers::update_transfers,
-        transfers::get_transfer,
         transfers::update_matching_transfers,
+        transfers::get_transfer,
         transfers::update_transfer,
         events::list_events,
         stream::stream_events,
@@ -94,7 +95,6 @@ use crate::routes::{
 )]
 struct Api;
 
-/// The document.
 /// Operations on all rows that the filters of a list match: the list, and where they are themselves.
 const BY_FILTER: &[(&str, &str, &str)] = &[
     ("/jobs/", "get", "/jobs/by-state"),
@@ -108,6 +108,7 @@ const BY_FILTER: &[(&str, &str, &str)] = &[
 /// Parameters of lists that say which page is wanted, and not which rows.
 const PAGING: &[&str] = &["limit", "offset", "ordering", "after_id"];
 
+/// The document.
 pub fn document() -> &'static Document {
     static DOCUMENT: LazyLock<Document> = LazyLock::new(Api::openapi);
     &DOCUMENT
@@ -123,8 +124,8 @@ impl Modify for Common {
             "token",
             SecurityScheme::Http(HttpBuilder::new().scheme(HttpAuthScheme::Bearer).bearer_format("JWT").build()),
         );
-        for operation in document.paths.paths.values_mut().flat_map(operations) {
         copy_filters(document);
+        for operation in document.paths.paths.values_mut().flat_map(operations) {
             let public = operation.security.is_some();
             if !public {
                 add(operation, "401", "The token is missing, bad, or has lapsed");
@@ -140,7 +141,6 @@ impl Modify for Common {
     }
 }
 
-fn operations(path: &mut PathItem) -> impl Iterator<Item = &mut Operation> {
 fn copy_filters(document: &mut Document) {
     for (list, method, path) in BY_FILTER {
         let list = document.paths.paths.get(*list).and_then(|item| item.get.as_ref());
@@ -166,6 +166,7 @@ fn operation<'a>(path: &'a mut PathItem, method: &str) -> Option<&'a mut Operati
     }
 }
 
+fn operations(path: &mut PathItem) -> impl Iterator<Item = &mut Operation> {
     [&mut path.get, &mut path.put, &mut path.post, &mut path.patch, &mut path.delete].into_iter().flatten()
 }
 
@@ -196,7 +197,6 @@ mod tests {
     }
 
     #[test]
-    #[test]
     fn what_is_done_by_filter_names_the_filters() {
         let json = serde_json::to_value(document()).unwrap();
         for (_, method, path) in BY_FILTER {
@@ -207,6 +207,7 @@ mod tests {
         }
     }
 
+    #[test]
     fn every_reference_leads_somewhere() {
         let text = serde_json::to_string(document()).unwrap();
         let json = serde_json::to_value(document()).unwrap();

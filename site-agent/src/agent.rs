@@ -19,7 +19,7 @@ use crate::{
     status::StatusBoard,
     tasks::{
         Context, MAX_BACKOFF, Wakes, elastic_queue, file_cleaner, hooks, queue_maintainer, queue_sync, site_refresh,
-        spool, wake,
+        spool, staging, wake,
     },
 };
 
@@ -102,6 +102,7 @@ async fn run_services(context: &Context) {
     services.spawn(site_refresh::run(context.clone()));
     services.spawn(elastic_queue::run(context.clone()));
     services.spawn(queue_maintainer::run(context.clone()));
+    services.spawn(staging::run(context.clone()));
     services.spawn(file_cleaner::run(context.clone()));
     // A service returns only when the agent stops; one that panicked takes the agent down, for a supervisor to restart.
     while let Some(ended) = services.join_next().await {

@@ -11,13 +11,13 @@ use copal_schemas::{
     job_array::{JobArray, JobArrayCreate},
     page::Page,
     site::{Site, SiteCreate, SitePatch},
-    transfer::{Direction, TransferItem, TransferPatchItem, TransferState},
+    transfer::{Direction, DueTransfer, TransferItem, TransferPatchItem, TransferState},
     why::Why,
 };
 use reqwest::Method;
 use uuid::Uuid;
 
-use super::{Client, ClientError};
+use super::{ANSWER_TIMEOUT, Client, ClientError};
 
 /// How long a million Jobs may take to be made.
 const ARRAY_TIMEOUT: Duration = Duration::from_secs(900);
@@ -381,6 +381,24 @@ impl Client {
         pairs.extend(states.iter().map(|state| ("state", spelled(serde_json::json!(state)))));
         pairs.extend(direction.map(|direction| ("direction", spelled(serde_json::json!(direction)))));
         Ok(self.get::<Page<TransferItem>>("transfers/", &pairs).await?.results)
+    }
+    /// The transfers of a Site in these states that a Job waits for now; waits up to `wait_sec` for the first.
+    ///
+    /// # Errors
+    /// [`ClientError`]
+    pub async fn due_transfers(
+        &self,
+        site_id: SiteId,
+        states: &[TransferState],
+        limit: usize,
+        wait_sec: f64,
+    ) -> Result<Vec<DueTransfer>, ClientError> {
+        let spelled = |state: &TransferState| serde_json::json!(state).as_str().unwrap_or_default().to_owned();
+        let mut pairs: Pairs =
+            vec![("site_id", site_id.to_string()), ("limit", limit.to_string()), ("wait_sec", wait_sec.to_string())];
+        pairs.extend(states.iter().map(|state| ("state", spelled(state))));
+        let request = self.request(Method::GET, "transfers/due").query(&pairs);
+        self.fetch(request.timeout(ANSWER_TIMEOUT + Duration::from_secs_f64(wait_sec.clamp(0.0, 60.0)))).await
     }
     /// One transfer.
     ///

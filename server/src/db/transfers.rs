@@ -14,7 +14,7 @@ use sqlx::{FromRow, PgConnection, Postgres, QueryBuilder, types::Json};
 use super::{
     scope::Scope,
     tags,
-    transition::{Moves, Which},
+    transition::{Ask, Moves, Which},
 };
 use crate::{
     error::{ApiError, ApiResult},
@@ -22,7 +22,7 @@ use crate::{
 };
 
 #[derive(FromRow)]
-struct TransferRow {
+pub(super) struct TransferRow {
     state: TransferState,
     task_id: String,
     transfer_info: Json<JsonObject>,
@@ -42,6 +42,7 @@ macro_rules! transfer_columns {
          t.location_alias, t.recursive"
     };
 }
+pub(super) use transfer_columns;
 
 impl From<TransferRow> for TransferItem {
     fn from(row: TransferRow) -> Self {
@@ -238,11 +239,22 @@ pub async fn update_many(
             "transfer {unknown} does not exist, or is not yours; nothing was changed"
         )));
     }
-    let mut moves = Moves::lock(&mut *conn, Which::Owned(scope, &jobs)).await?;
     let updated = get_in_order(&mut *conn, scope, &ids).await?;
+    let mut moves = Moves::lock(&mut *conn, Which::Owned(scope, &jobs)).await?;
     for (now, job) in moves.iter_mut() {
         job.follow_transfers(now);
     }
+    for (item, transfer) in items.iter().zip(&updated) {
+        if let Some(error) = &item.patch.job_error
+            && let Some((now, job)) = moves.get_mut(transfer.job_id)
+            && job.waits_for(transfer.direction)
+        {
+            let mut data = JsonObject::new();
+            data.insert("reason".into(), error.as_str().into());
+            // The table lets the agent make this step out of the two states that wait for transfers.
+            let _ = job.ask(now, Actor::Agent, JobState::Failed, Ask { data, ..Ask::default() });
+        }
+    }
     moves.apply(&mut *conn).await?;
-    get_in_order(conn, scope, &ids).await
+    Ok(updated)
 }

@@ -50,6 +50,9 @@ pub struct Wake {
     /// The same for the agent's hooks.
     #[serde(rename = "p", default, skip_serializing_if = "is_zero")]
     pub processable: u32,
+    /// The same for its staging.
+    #[serde(rename = "t", default, skip_serializing_if = "is_zero")]
+    pub stageable: u32,
     /// A Session's holder has something to hear.
     #[serde(rename = "g", default, skip_serializing_if = "std::ops::Not::not")]
     pub signals: bool,
@@ -67,6 +70,7 @@ impl Wake {
         Self {
             runnable: u32::from(free && state.is_runnable()),
             processable: u32::from(free && job_state::PROCESSABLE.contains(&state)),
+            stageable: u32::from(free && job_state::STAGEABLE.contains(&state)),
             signals: false,
         }
     }
@@ -91,6 +95,7 @@ impl Wakes {
         let sum = self.0.entry((owner, site)).or_default();
         sum.runnable = sum.runnable.saturating_add(wake.runnable);
         sum.processable = sum.processable.saturating_add(wake.processable);
+        sum.stageable = sum.stageable.saturating_add(wake.stageable);
         sum.signals |= wake.signals;
     }
 

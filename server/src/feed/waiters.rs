@@ -27,7 +27,9 @@ pub enum Wants {
     Runnable,
     /// Those whose hooks an agent may run.
     Processable,
-    /// Either, or others, of which there is no notification.
+    /// Those that wait for staging.
+    Stageable,
+    /// Any, or others, of which there is no notification.
     Any,
 }
 
@@ -107,7 +109,12 @@ impl Registry {
     }
 
     pub(super) fn wake(&self, site: SiteId, wake: Wake) {
-        for (kind, jobs) in [(Wants::Runnable, wake.runnable), (Wants::Processable, wake.processable)] {
+        let kinds = [
+            (Wants::Runnable, wake.runnable),
+            (Wants::Processable, wake.processable),
+            (Wants::Stageable, wake.stageable),
+        ];
+        for (kind, jobs) in kinds {
             if jobs == 0 {
                 continue;
             }

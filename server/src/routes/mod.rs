@@ -13,6 +13,7 @@ pub(crate) mod health;
 pub(crate) mod jobs;
 pub(crate) mod sessions;
 pub(crate) mod sites;
+pub(crate) mod staging;
 pub(crate) mod stream;
 pub(crate) mod tokens;
 pub(crate) mod transfers;
@@ -115,6 +116,8 @@ pub fn table(routes: &mut ServiceConfig) {
                 .patch(transfers::update_transfers),
                 .put(transfers::update_matching_transfers)
         )
+        // Before the ids: this word is none.
+        .service(Endpoint::at(&["/transfers/due", "/transfers/due/"]).get(staging::list_due_transfers))
         .service(
             Endpoint::at(&["/transfers/{id}", "/transfers/{id}/"])
                 .get(transfers::get_transfer)

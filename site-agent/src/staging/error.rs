@@ -5,7 +5,7 @@
 use std::{fmt, io, time::Duration};
 
 /// What kind of thing went wrong.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Cause {
     /// No space, or a quota is used up.
     Full,

@@ -6,11 +6,21 @@
 //!
 //! **A new adapter** is a file here with an [`Adapter`], a [`Scheme`] and a line in [`carry`].
 
+pub mod area;
+pub mod beneath;
 pub mod error;
+pub mod file;
 pub mod globus;
+pub mod http;
 pub mod location;
+pub mod program;
+pub mod rsync;
 pub mod s3;
 pub mod secrets;
+pub mod sftp;
+pub mod ssh;
+pub mod tree;
+pub mod trip;
 
 use std::{future::Future, path::PathBuf};
 
@@ -123,4 +133,19 @@ pub trait Adapter {
     /// Carries a batch, and reports about each item as soon as its fate is known. Items without a report
     /// when this returns count as failed with the error that it gives; after `Ok` there are none.
     fn carry(&self, batch: &Batch, run: &Run) -> impl Future<Output = Result<(), StagingError>> + Send;
+}
+
+/// Carries a batch by the adapter of its location.
+///
+/// # Errors
+/// For the items that nothing was reported of.
+pub async fn carry(batch: &Batch, run: &Run) -> Result<(), StagingError> {
+    match batch.location.scheme {
+        Scheme::File => file::FileCopy.carry(batch, run).await,
+        Scheme::Rsync => rsync::Rsync.carry(batch, run).await,
+        Scheme::Scp => sftp::Sftp.carry(batch, run).await,
+        Scheme::Http => http::Http.carry(batch, run).await,
+        Scheme::S3 => s3::S3.carry(batch, run).await,
+        Scheme::Globus => globus::Globus.carry(batch, run).await,
+    }
 }

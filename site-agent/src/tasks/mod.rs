@@ -9,6 +9,7 @@ pub mod queue_sync;
 mod requests;
 pub mod site_refresh;
 pub mod spool;
+pub mod staging;
 pub mod wake;
 
 use std::{future::Future, path::PathBuf, sync::Arc, time::Duration};
@@ -66,12 +67,14 @@ pub struct Wakes {
     pub elastic_queue: Notify,
     /// A launcher may have left reports.
     pub spool: Notify,
+    /// Transfers that wait for a new try may be tried at once.
+    pub staging: Notify,
 }
 
 impl Wakes {
     /// Wakes everybody.
     pub fn all(&self) {
-        for bell in [&self.scheduler, &self.hooks, &self.site, &self.elastic_queue, &self.spool] {
+        for bell in [&self.scheduler, &self.hooks, &self.site, &self.elastic_queue, &self.spool, &self.staging] {
             bell.notify_one();
         }
     }

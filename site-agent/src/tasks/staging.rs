@@ -1,0 +1,528 @@
+//! Staging: asks the service which transfers Jobs wait for, carries them in batches of one location and
+//! one direction, tries again what may mend, and tells the service, which lets the Jobs go on. A Job whose transfer can't be
+//! made fails with the reason.
+//!
+//! A transfer that was begun is `active`, with its batch in `task_id`: an agent that starts takes those over, and what
+//! an earlier one left of them in the staging area serves them. One that waits for a new try is `inactive`.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    pin::Pin,
+    time::Duration,
+};
+
+use copal_client::ClientError;
+use copal_schemas::{
+    TransferId,
+    page::MAX_BULK,
+    problem::ErrorCode,
+    settings::TransferSettings,
+    transfer::{Direction, DueTransfer, TransferItem, TransferPatch, TransferPatchItem, TransferState},
+};
+use nix::sys::signal::Signal;
+use serde_json::json;
+use tokio::{
+    sync::mpsc,
+    task::JoinSet,
+    time::{Instant, sleep_until},
+};
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use super::{Context, MAX_BACKOFF, mend_login};
+use crate::{
+    api::Backoff,
+    process::{ProcessId, marked},
+    staging::{
+        Cause, StagingError,
+        area::Area,
+        program::MARK,
+        trip::{Said, Trip},
+    },
+};
+
+/// How long the service is asked to wait for something to do.
+const POLL_SEC: f64 = 25.0;
+/// Batches that are known at once, in the sizes of full ones; more is asked for when some are done.
+const HELD_BATCHES: usize = 4;
+/// How long processes of an earlier agent may take to save what they have.
+const LEFT_GRACE: Duration = Duration::from_secs(5);
+/// What a transfer shows while it waits for a new try, or when it failed (`copal job why`).
+const ERROR: &str = "error";
+
+/// Runs until the agent stops.
+pub async fn run(context: Context) {
+    end_left_processes(&context).await;
+    let mut backoff = Backoff::new(MAX_BACKOFF);
+    let mut stager = loop {
+        match Stager::start(&context).await {
+            Ok(stager) => break stager,
+            Err(error) => {
+                context.board.failure(NAME, &context.api.explain(&error));
+                mend_login(&context, &error).await;
+                tokio::select! {
+                    () = context.stop.cancelled() => return,
+                    () = tokio::time::sleep(backoff.next_wait()) => {}
+                }
+            }
+        }
+    };
+    stager.work().await;
+}
+
+const NAME: &str = "staging";
+
+/// Programs that an agent started which was killed: two of a kind must not write the same files.
+async fn end_left_processes(context: &Context) {
+    let left: Vec<ProcessId> =
+        marked(MARK, &context.dir.root().display().to_string()).into_iter().filter_map(ProcessId::of).collect();
+    for process in &left {
+        tracing::info!("ends process {} of an earlier agent's staging", process.pid);
+        process.signal(Signal::SIGTERM);
+    }
+    for process in &left {
+        if tokio::time::timeout(LEFT_GRACE, process.ended()).await.is_err() {
+            process.signal(Signal::SIGKILL);
+        }
+    }
+}
+
+/// Transfers that are carried together, at every try.
+struct Held {
+    alias: String,
+    direction: Direction,
+    transfers: BTreeMap<TransferId, DueTransfer>,
+    /// Tries that failed since the last one that got something through.
+    failed_tries: u32,
+    /// When the next try may begin.
+    not_before: Instant,
+    /// What happened in the present try.
+    trip: Option<OnTrip>,
+}
+
+#[derive(Default)]
+struct OnTrip {
+    stop: CancellationToken,
+    got_through: bool,
+    failures: Vec<(TransferId, StagingError)>,
+}
+
+type Poll = Pin<Box<dyn Future<Output = Result<Vec<DueTransfer>, ClientError>> + Send>>;
+
+struct Stager {
+    context: Context,
+    area: Area,
+    batches: BTreeMap<String, Held>,
+    trips: JoinSet<String>,
+    says: mpsc::UnboundedSender<(String, TransferId, Said)>,
+    said: mpsc::UnboundedReceiver<(String, TransferId, Said)>,
+    done: u64,
+    failed: u64,
+}
+
+impl Stager {
+    /// Takes over what an earlier agent began.
+    async fn start(context: &Context) -> Result<Self, ClientError> {
+        let (says, said) = mpsc::unbounded_channel();
+        let mut stager = Self {
+            context: context.clone(),
+            area: Area::new(&context.dir),
+            batches: BTreeMap::new(),
+            trips: JoinSet::new(),
+            says,
+            said,
+            done: 0,
+            failed: 0,
+        };
+        for due in stager.begun().await? {
+            let key = match due.transfer.task_id.as_str() {
+                "" => Uuid::new_v4().to_string(),
+                key => key.to_owned(),
+            };
+            stager.batches.entry(key).or_insert_with(|| Held::of(&due)).transfers.insert(due.transfer.id, due);
+        }
+        if !stager.batches.is_empty() {
+            tracing::info!("goes on with {} batches of transfers", stager.batches.len());
+        }
+        stager.area.keep_only(|key| stager.batches.contains_key(key));
+        Ok(stager)
+    }
+
+    /// The transfers that were begun and that a Job still waits for.
+    async fn begun(&self) -> Result<Vec<DueTransfer>, ClientError> {
+        let states = [TransferState::Active, TransferState::Inactive];
+        self.context.api.client().due_transfers(self.context.site.id, &states, 100_000, 0.0).await
+    }
+
+    async fn work(&mut self) {
+        let context = self.context.clone();
+        let mut backoff = Backoff::new(MAX_BACKOFF);
+        let mut poll: Option<Poll> = None;
+        let mut poll_from = Instant::now();
+        let mut look = Instant::now();
+        while !context.stop.is_cancelled() {
+            let settings = context.settings.current().0.transfers.clone();
+            self.begin_trips(&settings).await;
+            self.show();
+            let held: usize = self.batches.values().map(|batch| batch.transfers.len()).sum();
+            let limit = settings.num_items_query_limit.clamp(1, MAX_BULK);
+            if poll.is_none() && held < limit * HELD_BATCHES && poll_from <= Instant::now() {
+                let (client, site) = (context.api.client(), context.site.id);
+                poll = Some(Box::pin(async move {
+                    client.due_transfers(site, &[TransferState::Pending], limit, POLL_SEC).await
+                }));
+            }
+            let period = Duration::try_from_secs_f64(settings.service_period).unwrap_or(MAX_BACKOFF);
+            look = look.min(Instant::now() + period);
+            let waiting = self.batches.values().filter(|batch| batch.trip.is_none()).map(|batch| batch.not_before);
+            let full = self.trips.len() >= settings.max_concurrent_transfers.max(1);
+            let next_try = if full { None } else { waiting.min() };
+            let mut said = Vec::new();
+            tokio::select! {
+                () = context.stop.cancelled() => break,
+                () = context.wakes.staging.notified() => {
+                    let now = Instant::now();
+                    self.batches.values_mut().for_each(|batch| batch.not_before = batch.not_before.min(now));
+                    poll_from = now;
+                }
+                answer = async { match &mut poll { Some(poll) => poll.await, None => std::future::pending().await } } => {
+                    poll = None;
+                    match answer {
+                        Ok(due) => {
+                            backoff.reset();
+                            self.take(due, limit).await;
+                        }
+                        Err(error) => {
+                            context.board.failure(NAME, &context.api.explain(&error));
+                            mend_login(&context, &error).await;
+                            poll_from = Instant::now() + backoff.next_wait();
+                        }
+                    }
+                }
+                _ = self.said.recv_many(&mut said, MAX_BULK) => self.hear(said).await,
+                Some(ended) = self.trips.join_next() => self.trip_ended(ended, &settings).await,
+                () = sleep_until(poll_from), if poll.is_none() && poll_from > Instant::now() => {}
+                () = async { match next_try { Some(at) => sleep_until(at).await, None => std::future::pending().await } } => {}
+                () = sleep_until(look), if !self.batches.is_empty() => {
+                    look = Instant::now() + period;
+                    self.drop_unwanted().await;
+                }
+            }
+        }
+        self.end().await;
+    }
+
+    /// What is under way is stopped; what already got through is told.
+    async fn end(&mut self) {
+        for batch in self.batches.values() {
+            if let Some(trip) = &batch.trip {
+                trip.stop.cancel();
+            }
+        }
+        while self.trips.join_next().await.is_some() {}
+        let mut said = Vec::new();
+        while let Ok(one) = self.said.try_recv() {
+            said.push(one);
+        }
+        self.hear(said).await;
+    }
+
+    fn show(&self) {
+        let count = |on_trip: bool| -> usize {
+            let those = self.batches.values().filter(|batch| batch.trip.is_some() == on_trip);
+            those.map(|batch| batch.transfers.len()).sum()
+        };
+        let text =
+            format!("{} on their way, {} wait, {} done, {} failed", count(true), count(false), self.done, self.failed);
+        self.context.board.success(NAME, text);
+    }
+
+    /// Makes batches of new transfers. Nothing is carried before the service knows of it.
+    async fn take(&mut self, due: Vec<DueTransfer>, limit: usize) {
+        let mut groups: BTreeMap<(String, bool), Vec<DueTransfer>> = BTreeMap::new();
+        let known: BTreeSet<TransferId> =
+            self.batches.values().flat_map(|batch| batch.transfers.keys().copied()).collect();
+        for due in due.into_iter().filter(|due| !known.contains(&due.transfer.id)) {
+            let way = due.transfer.direction == Direction::In;
+            groups.entry((due.transfer.location_alias.clone(), way)).or_default().push(due);
+        }
+        let mut patches = Vec::new();
+        let mut batches = Vec::new();
+        for group in groups.into_values() {
+            for part in group.chunks(limit) {
+                let key = Uuid::new_v4().to_string();
+                patches.extend(part.iter().map(|due| {
+                    let task_id = Some(key.clone());
+                    patch(due.transfer.id, TransferPatch { task_id, ..state(TransferState::Active) })
+                }));
+                batches.push((key, part.to_vec()));
+            }
+        }
+        let gone = self.save(patches).await;
+        if self.context.stop.is_cancelled() {
+            return;
+        }
+        for (key, part) in batches {
+            let Some(first) = part.first() else { continue };
+            let mut held = Held::of(first);
+            held.transfers = part
+                .into_iter()
+                .filter(|due| !gone.contains(&due.transfer.id))
+                .map(|due| (due.transfer.id, due))
+                .collect();
+            if !held.transfers.is_empty() {
+                self.batches.insert(key, held);
+            }
+        }
+    }
+
+    /// Begins as many tries as may run at once.
+    async fn begin_trips(&mut self, settings: &TransferSettings) {
+        let now = Instant::now();
+        let mut active = Vec::new();
+        let ready: Vec<String> = self
+            .batches
+            .iter()
+            .filter(|(_, batch)| batch.trip.is_none() && batch.not_before <= now)
+            .map(|(key, _)| key.clone())
+            .take(settings.max_concurrent_transfers.max(1).saturating_sub(self.trips.len()))
+            .collect();
+        for key in ready {
+            let Some(batch) = self.batches.get_mut(&key) else { continue };
+            if batch.failed_tries > 0 {
+                active.extend(batch.transfers.keys().map(|id| patch(*id, state(TransferState::Active))));
+            }
+            let on_trip = OnTrip::default();
+            let trip = Trip {
+                key: key.clone(),
+                alias: batch.alias.clone(),
+                direction: batch.direction,
+                transfers: batch.transfers.values().cloned().collect(),
+                site: self.context.dir.clone(),
+                settings: settings.clone(),
+                stop: on_trip.stop.clone(),
+            };
+            batch.trip = Some(on_trip);
+            let says = self.says.clone();
+            self.trips.spawn(async move {
+                let (from_trip, mut said) = mpsc::unbounded_channel();
+                let name = key.clone();
+                let hand_on = async move {
+                    while let Some((id, what)) = said.recv().await {
+                        // The stager outlives its trips.
+                        let _ = says.send((name.clone(), id, what));
+                    }
+                };
+                tokio::join!(trip.run(from_trip), hand_on);
+                key
+            });
+        }
+        let gone = self.save(active).await;
+        self.forget(&gone);
+    }
+
+    /// Notes what transfers say, and tells the service of those that are done.
+    async fn hear(&mut self, said: Vec<(String, TransferId, Said)>) {
+        let mut patches = BTreeMap::new();
+        for (key, id, what) in said {
+            let Some(batch) = self.batches.get_mut(&key) else { continue };
+            match what {
+                Said::Note(info) => {
+                    if let Some(due) = batch.transfers.get_mut(&id) {
+                        due.transfer.transfer_info.extend(info);
+                        let transfer_info = Some(due.transfer.transfer_info.clone());
+                        patches.insert(id, TransferPatch { transfer_info, ..TransferPatch::default() });
+                    }
+                }
+                Said::Ended(Ok(bytes)) => {
+                    if let Some(trip) = &mut batch.trip {
+                        trip.got_through = true;
+                    }
+                    if let Some(mut due) = batch.transfers.remove(&id) {
+                        self.done += 1;
+                        due.transfer.transfer_info.remove(ERROR);
+                        due.transfer.transfer_info.insert("bytes".into(), json!(bytes));
+                        let transfer_info = Some(due.transfer.transfer_info);
+                        patches.insert(id, TransferPatch { transfer_info, ..state(TransferState::Done) });
+                    }
+                }
+                Said::Ended(Err(error)) => {
+                    if let Some(trip) = &mut batch.trip {
+                        trip.failures.push((id, error));
+                    }
+                }
+            }
+        }
+        let gone = self.save(patches.into_iter().map(|(id, what)| patch(id, what)).collect()).await;
+        self.forget(&gone);
+    }
+
+    /// Decides what becomes of the transfers that did not get through.
+    async fn trip_ended(&mut self, ended: Result<String, tokio::task::JoinError>, settings: &TransferSettings) {
+        let key = match ended {
+            Ok(key) => key,
+            Err(error) => {
+                // A fault of the agent: the next one takes the transfers over.
+                tracing::error!("a batch of transfers failed by a fault of its own: {error}");
+                return;
+            }
+        };
+        // What it said last is here already, since it was sent before the trip ended.
+        let mut said = Vec::new();
+        while let Ok(one) = self.said.try_recv() {
+            said.push(one);
+        }
+        self.hear(said).await;
+        let Some(batch) = self.batches.get_mut(&key) else { return };
+        let Some(trip) = batch.trip.take() else { return };
+        batch.failed_tries = if trip.got_through { 1 } else { batch.failed_tries + 1 };
+        let first_wait = Duration::try_from_secs_f64(settings.retry_wait_sec).unwrap_or(MAX_BACKOFF);
+        let mut patches = Vec::new();
+        let mut longest = Duration::ZERO;
+        let mut shown: BTreeMap<(Cause, String), usize> = BTreeMap::new();
+        for (id, error) in trip.failures {
+            let Some(due) = batch.transfers.get_mut(&id) else { continue };
+            let wait = error.cause.rule(first_wait, settings.max_retries).next_wait(batch.failed_tries);
+            let info = &mut due.transfer.transfer_info;
+            info.insert(ERROR.into(), json!(error.to_string()));
+            info.insert("failed_tries".into(), json!(batch.failed_tries));
+            let transfer_info = Some(info.clone());
+            *shown.entry((error.cause, error.message.clone())).or_default() += 1;
+            match wait {
+                Some(wait) => {
+                    longest = longest.max(wait);
+                    patches.push(patch(id, TransferPatch { transfer_info, ..state(TransferState::Inactive) }));
+                }
+                None => {
+                    let job_error = Some(reason(&due.transfer, &error));
+                    self.failed += 1;
+                    batch.transfers.remove(&id);
+                    patches.push(patch(id, TransferPatch { transfer_info, job_error, ..state(TransferState::Error) }));
+                }
+            }
+        }
+        batch.not_before = Instant::now() + longest;
+        for ((cause, message), count) in shown.into_iter().take(10) {
+            tracing::warn!(batch = key, location = batch.alias, "{count} transfers failed: {cause}: {message}");
+        }
+        let is_over = batch.transfers.is_empty();
+        if is_over {
+            self.batches.remove(&key);
+        }
+        let gone = self.save(patches).await;
+        self.forget(&gone);
+        if is_over {
+            let area = self.area.clone();
+            drop(tokio::task::spawn_blocking(move || area.close_batch(&key)));
+        }
+    }
+
+    /// Gives up transfers that no Job waits for any more, such as those of Jobs that were cancelled.
+    async fn drop_unwanted(&mut self) {
+        let wanted: BTreeSet<TransferId> = match self.begun().await {
+            Ok(due) => due.into_iter().map(|due| due.transfer.id).collect(),
+            // The next report or poll shows an outage.
+            Err(_) => return,
+        };
+        let mut patches = Vec::new();
+        let mut gone = BTreeSet::new();
+        for batch in self.batches.values_mut() {
+            for (id, due) in batch.transfers.iter_mut().filter(|(id, _)| !wanted.contains(id)) {
+                gone.insert(*id);
+                due.transfer.transfer_info.insert(ERROR.into(), json!("no Job waits for it any more"));
+                let transfer_info = Some(due.transfer.transfer_info.clone());
+                patches.push(patch(*id, TransferPatch { transfer_info, ..state(TransferState::Error) }));
+            }
+        }
+        self.save(patches).await;
+        self.forget(&gone);
+    }
+
+    /// Drops transfers from their batches; a batch that has no other stops.
+    fn forget(&mut self, gone: &BTreeSet<TransferId>) {
+        if gone.is_empty() {
+            return;
+        }
+        let area = &self.area;
+        self.batches.retain(|key, batch| {
+            batch.transfers.retain(|id, _| !gone.contains(id));
+            match &batch.trip {
+                // Its end tidies up.
+                Some(trip) if batch.transfers.is_empty() => trip.stop.cancel(),
+                None if batch.transfers.is_empty() => {
+                    area.close_batch(key);
+                    return false;
+                }
+                _ => {}
+            }
+            true
+        });
+    }
+
+    /// Tells the service, for as long as it takes. Gives the transfers that are not there any more.
+    async fn save(&self, patches: Vec<TransferPatchItem>) -> BTreeSet<TransferId> {
+        let mut gone = BTreeSet::new();
+        let mut backoff = Backoff::new(MAX_BACKOFF);
+        let mut parts: Vec<Vec<TransferPatchItem>> = patches.chunks(MAX_BULK).map(<[_]>::to_vec).collect();
+        while let Some(part) = parts.pop() {
+            match self.context.api.client().update_transfers(&part).await {
+                Ok(_) => backoff.reset(),
+                // All or none: the one that is gone is found by halves.
+                Err(error) if error.code() == Some(ErrorCode::Conflict) => match part.as_slice() {
+                    [one] => {
+                        gone.insert(one.id);
+                    }
+                    _ => {
+                        let (left, right) = part.split_at(part.len() / 2);
+                        parts.extend([left.to_vec(), right.to_vec()]);
+                    }
+                },
+                Err(error) if error.is_transient() || error.code() == Some(ErrorCode::Unauthenticated) => {
+                    self.context.board.failure(NAME, &self.context.api.explain(&error));
+                    mend_login(&self.context, &error).await;
+                    parts.push(part);
+                    tokio::select! {
+                        // What the service was not told is done again by the next agent.
+                        () = self.context.stop.cancelled() => return gone,
+                        () = tokio::time::sleep(backoff.next_wait()) => {}
+                    }
+                }
+                Err(error) => {
+                    tracing::error!("the service refused a report of transfers: {}", self.context.api.explain(&error));
+                }
+            }
+        }
+        gone
+    }
+}
+
+impl Held {
+    /// An empty batch of transfers like this one.
+    fn of(due: &DueTransfer) -> Self {
+        Self {
+            alias: due.transfer.location_alias.clone(),
+            direction: due.transfer.direction,
+            transfers: BTreeMap::new(),
+            failed_tries: 0,
+            not_before: Instant::now(),
+            trip: None,
+        }
+    }
+}
+
+fn state(state: TransferState) -> TransferPatch {
+    TransferPatch { state: Some(state), ..TransferPatch::default() }
+}
+
+fn patch(id: TransferId, patch: TransferPatch) -> TransferPatchItem {
+    TransferPatchItem { id, patch }
+}
+
+/// Why a Job fails with its transfer.
+fn reason(transfer: &TransferItem, error: &StagingError) -> String {
+    let (alias, remote, local) = (&transfer.location_alias, &transfer.remote_path, &transfer.local_path);
+    match transfer.direction {
+        Direction::In => format!("can't stage in {local} from {alias}:{remote}: {error}"),
+        Direction::Out => format!("can't stage out {local} to {alias}:{remote}: {error}"),
+    }
+}
