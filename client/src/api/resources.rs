@@ -29,6 +29,10 @@ type Pairs = Vec<(&'static str, String)>;
 pub struct JobQuery {
     /// These Jobs.
     pub ids: Vec<JobId>,
+    /// With this id or a greater one.
+    pub id_from: Option<JobId>,
+    /// With this id or a smaller one.
+    pub id_to: Option<JobId>,
     /// Children of these Jobs.
     pub parent_ids: Vec<JobId>,
     /// Of this App.
@@ -67,6 +71,8 @@ impl JobQuery {
     fn pairs(&self) -> Pairs {
         let mut pairs = Pairs::new();
         pairs.extend(self.ids.iter().map(|id| ("id", id.to_string())));
+        pairs.extend(self.id_from.map(|id| ("id__gte", id.to_string())));
+        pairs.extend(self.id_to.map(|id| ("id__lte", id.to_string())));
         pairs.extend(self.parent_ids.iter().map(|id| ("parent_id", id.to_string())));
         pairs.extend(self.app_id.map(|id| ("app_id", id.to_string())));
         pairs.extend(self.site_ids.iter().map(|id| ("site_id", id.to_string())));
@@ -394,8 +400,11 @@ impl Client {
         wait_sec: f64,
     ) -> Result<Vec<DueTransfer>, ClientError> {
         let spelled = |state: &TransferState| serde_json::json!(state).as_str().unwrap_or_default().to_owned();
-        let mut pairs: Pairs =
-            vec![("site_id", site_id.to_string()), ("limit", limit.to_string()), ("wait_sec", wait_sec.to_string())];
+        let mut pairs: Pairs = vec![
+            ("site_id", site_id.to_string()),
+            ("limit", limit.to_string()),
+            ("wait_sec", wait_sec.to_string()),
+        ];
         pairs.extend(states.iter().map(|state| ("state", spelled(state))));
         let request = self.request(Method::GET, "transfers/due").query(&pairs);
         self.fetch(request.timeout(ANSWER_TIMEOUT + Duration::from_secs_f64(wait_sec.clamp(0.0, 60.0)))).await

@@ -40,6 +40,31 @@ async fn an_array_is_shown_before_it_is_made() {
     );
     let folders = desk.ok(&["job", "ls", "--fields", "workdir", "-o", "csv"]);
     assert_eq!(folders, "workdir\na/1\na/5\na/7\na/9\n");
+    // It is one array, by whose id its Jobs are found.
+    let array = desk.json(&["job", "show", "1"])["array_id"].to_string();
+    let rest = desk.json(&["job", "ls", "--array", &array, "3-99", "--fields", "array_index"]);
+    assert_eq!(rest, json!([{"array_index": 7}, {"array_index": 9}]));
+}
+
+#[tokio::test]
+async fn an_array_may_hold_itself_to_so_many_at_once() {
+    let desk = Desk::new().await;
+    let line = "job create -a Hello --array 0-6:2,10-12%3 -w a/{index} -p name=x";
+    let words: Vec<&str> = line.split(' ').collect();
+    let shown = desk.ok(&[&words[..], &["--dry-run"]].concat());
+    assert!(shown.contains("Jobs               7\nat once            3\n"), "{shown}");
+    assert_eq!(desk.ok(&words), "1-7\n");
+    assert_eq!(desk.json(&["job", "ls", "--by-state"]), json!({"AWAITING_PARENTS": 4, "PREPROCESSED": 3}));
+    let why = desk.ok(&["job", "why", "4"]);
+    assert_eq!(
+        why,
+        "Job                 4\nState               AWAITING_PARENTS\n\
+         Limit of its array  it waits for its turn: its array runs 3 Jobs at once\n"
+    );
+    desk.ok(&["job", "cancel", "1-2", "-y"]);
+    assert_eq!(ids(&desk.json(&["job", "ls", "--state", "PREPROCESSED"])), [3, 4, 5]);
+    let made = desk.json(&[&words[..], &["--fields", "id,array_index,state"]].concat());
+    assert_eq!(made[6], json!({"id": 14, "array_index": 12, "state": "AWAITING_PARENTS"}));
 }
 
 #[tokio::test]

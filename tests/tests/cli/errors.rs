@@ -96,9 +96,10 @@ async fn names_that_mean_nothing_or_too_much_list_what_could_be_meant() {
         "1\nerror: App Hello: parameter tail: \"y\" is not one of , x\n"
     );
     assert_eq!(
-        refused("job create -a Hello -w s/{index} -p name=x --array 0-9%3"),
-        "2\nerror: the service can't hold an array to 3 Jobs at once (%3)\n\
-         hint: leave %3 out; fewer nodes (`copal queue submit -n`) or a smaller -npc limit what runs at once\n"
+        refused("job create -a Hello -w s/{index} -p name=x --array 0-9%0"),
+        "2\nerror: invalid value '0-9%0' for '--array <RANGE>': \"0-9%0\" is not an array; write FIRST-LAST or \
+         FIRST-LAST:STEP, such as 0-99, 0-99:10 or 1,5,10-19, and %MOST behind it for the most at once\n\
+         hint: --help says more\n"
     );
     assert_eq!(refused("job rm"), "2\nerror: which Jobs?\nhint: name ids, states or tags, or add --all\n");
     assert_eq!(

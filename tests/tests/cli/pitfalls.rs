@@ -12,14 +12,26 @@ async fn pitfall_122_rm_means_exactly_what_ls_shows() {
         desk.ok(&["job", "create", "-a", "Hello", "-w", &workdir, "-p", "name=x", "--tag", &tag, "-y"]);
     }
     desk.ok(&["job", "cancel", "1-3", "-y"]);
+    desk.ok(&["job", "create", "-a", "Hello", "-w", "child", "-p", "name=x", "--parent", "6", "-y"]);
+    desk.ok(&["job", "create", "-a", "Hello", "--array", "0-1", "-w", "a/{index}", "-p", "name=x", "-y"]);
+    desk.ok(&["queue", "submit", "-n", "1", "-t", "5", "-j", "mpi"]);
+    let login = [("username", "ann"), ("password", copal_tests::world::PASSWORD)];
+    let token = desk.service.api().post_form("/auth/password/login", &login).await.ok();
+    let user = desk.service.api().with_token(token["access_token"].as_str().unwrap());
+    user.put("/jobs/4", &json!({"batch_job_id": 1})).await.ok();
     for selection in [
         vec!["--tag", "k=0", "--state", "FAILED"],
         vec!["2-5", "-ns", "FAILED"],
         vec!["-w", "p/4"],
         vec!["-a", "Hello", "--tag", "k=1", "--after", "1h"],
+        vec!["-i", "1-3", "-i", "5", "--before", "2099-01-01T00:00", "--site", "all"],
+        vec!["--array", "1", "-ns", "FAILED"],
+        vec!["--batch-job", "1"],
+        vec!["--parent", "6"],
     ] {
         let with = |verb: &[&'static str]| [verb, selection.as_slice()].concat();
         let shown = desk.json(&with(&["job", "ls", "--fields", "id"]));
+        assert_ne!(shown, json!([]), "{selection:?}");
         assert_eq!(desk.json(&with(&["job", "rm", "--dry-run", "--fields", "id"])), shown, "{selection:?}");
         assert_eq!(desk.json(&with(&["job", "cancel", "--dry-run", "--fields", "id"])), shown, "{selection:?}");
         let modify = with(&["job", "modify", "--dry-run", "--priority", "5", "--fields", "id"]);
@@ -31,9 +43,9 @@ async fn pitfall_122_rm_means_exactly_what_ls_shows() {
         told,
         "2\nerror: Delete 3 Jobs (1 PREPROCESSED, 2 FAILED)? Nobody can be asked here\nhint: add -y to answer yes\n"
     );
-    assert_eq!(ids(&desk.json(&["job", "ls"])).len(), 6);
+    assert_eq!(ids(&desk.json(&["job", "ls"])).len(), 9);
     desk.ok(&["job", "rm", "--tag", "k=0", "--state", "FAILED", "-y"]);
-    assert_eq!(ids(&desk.json(&["job", "ls"])), [2, 4, 5, 6]);
+    assert_eq!(ids(&desk.json(&["job", "ls"])), [2, 4, 5, 6, 7, 8, 9]);
 }
 
 #[tokio::test]

@@ -1,10 +1,9 @@
-//! Arrays of Jobs on the command line: `--array 0-99:2,200`, and `{index}` or `{index:06}` in workdirs,
-//! parameters and tags.
+//! Arrays of Jobs on the command line: `--array 0-99:2,200%10`. What an index becomes in a Job is
+//! `copal_schemas::job_array`.
 
-use std::str::FromStr;
+use std::{collections::HashSet, str::FromStr};
 
-/// The most Jobs of one array.
-const MOST: i64 = 1_000_000;
+use copal_schemas::job_array::{IndexText, MAX_ARRAY};
 
 /// `FIRST-LAST[:STEP][,…][%MAX]`
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,29 +13,61 @@ pub(crate) struct ArraySpec {
     pub(crate) at_once: Option<u32>,
 }
 
+/// Indices with the same distance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Range {
-    first: i64,
-    last: i64,
-    step: i64,
+pub(crate) struct Range {
+    /// The first.
+    pub(crate) first: i64,
+    /// The last, which the steps meet.
+    pub(crate) last: i64,
+    /// The distance.
+    pub(crate) step: i64,
 }
 
 impl Range {
     fn len(self) -> i64 {
         (self.last - self.first) / self.step + 1
     }
+
+    /// All indices.
+    fn indices(self) -> impl Iterator<Item = i64> {
+        (0..self.len()).map(move |place| self.first + place * self.step)
+    }
+
+    /// The same indices in ranges of at most so many.
+    fn slices(self, most: i64) -> impl Iterator<Item = Self> {
+        let starts = (0..self.len()).step_by(usize::try_from(most).unwrap_or(usize::MAX));
+        starts.map(move |start| {
+            let end = (start + most).min(self.len()) - 1;
+            Self { first: self.first + start * self.step, last: self.first + end * self.step, step: self.step }
+        })
+    }
 }
 
 impl ArraySpec {
+    /// The indices from 1 to `count`.
+    pub(crate) fn counting(count: usize) -> Result<Self, String> {
+        format!("1-{count}").parse()
+    }
+
     /// The indices in the order in which they were written.
-    pub(crate) fn indices(&self) -> impl Iterator<Item = i64> + use<> {
-        let ranges = self.ranges.clone();
-        ranges.into_iter().flat_map(|range| (0..range.len()).map(move |place| range.first + place * range.step))
+    pub(crate) fn indices(&self) -> impl Iterator<Item = i64> + '_ {
+        self.ranges.iter().flat_map(|range| range.indices())
+    }
+
+    /// The same in ranges of at most `most`.
+    pub(crate) fn slices(&self, most: i64) -> impl Iterator<Item = Range> + '_ {
+        self.ranges.iter().flat_map(move |range| range.slices(most))
     }
 
     /// How many there are.
     pub(crate) fn len(&self) -> i64 {
         self.ranges.iter().map(|range| range.len()).sum()
+    }
+
+    /// The first and the last index as they were written.
+    pub(crate) fn ends(&self) -> (i64, i64) {
+        (self.ranges.first().map_or(0, |range| range.first), self.ranges.last().map_or(0, |range| range.last))
     }
 
     /// The least and the greatest index, and the step of the first range.
@@ -51,7 +82,10 @@ impl FromStr for ArraySpec {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong = || {
-            format!("{text:?} is not an array; write FIRST-LAST or FIRST-LAST:STEP, such as 0-99, 0-99:10 or 1,5,10-19")
+            format!(
+                "{text:?} is not an array; write FIRST-LAST or FIRST-LAST:STEP, such as 0-99, 0-99:10 or 1,5,10-19, \
+                 and %MOST behind it for the most at once"
+            )
         };
         let (list, at_once) = match text.split_once('%') {
             Some((list, most)) => (list, Some(most.trim().parse().ok().filter(|most| *most > 0).ok_or_else(wrong)?)),
@@ -65,14 +99,20 @@ impl FromStr for ArraySpec {
             };
             let (first, last) = range.split_once('-').unwrap_or((range, range));
             let number = |text: &str| text.trim().parse::<u32>().map(i64::from).map_err(|_| wrong());
-            let range = Range { first: number(first)?, last: number(last)?, step };
-            if range.step < 1 || range.first > range.last {
+            let (first, last) = (number(first)?, number(last)?);
+            if step < 1 || first > last {
                 return Err(wrong());
             }
-            spec.ranges.push(range);
+            spec.ranges.push(Range { first, last: last - (last - first) % step, step });
         }
-        if spec.len() > MOST {
-            return Err(format!("{text} has more than {MOST} Jobs"));
+        if spec.len() > MAX_ARRAY {
+            return Err(format!("{text} has more than {MAX_ARRAY} Jobs"));
+        }
+        let mut seen = HashSet::new();
+        if spec.ranges.len() > 1
+            && let Some(twice) = spec.indices().find(|index| !seen.insert(*index))
+        {
+            return Err(format!("{text} names {twice} twice"));
         }
         Ok(spec)
     }
@@ -80,42 +120,13 @@ impl FromStr for ArraySpec {
 
 /// Whether a text has an index to fill in.
 pub(crate) fn has_index(text: &str) -> bool {
-    text.contains("{index}") || text.contains("{index:")
-}
-
-/// Fills the index into a text: `{index}`, or `{index:06}` padded with zeros to six digits.
-/// Other braces stay as they are.
-///
-/// # Errors
-/// When what follows `{index:` is no width.
-pub(crate) fn fill(text: &str, index: i64) -> Result<String, String> {
-    let mut filled = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some(start) = rest.find("{index") {
-        let (before, tail) = rest.split_at(start);
-        filled.push_str(before);
-        let inner = &tail["{index".len()..];
-        if let Some(after) = inner.strip_prefix('}') {
-            filled.push_str(&index.to_string());
-            rest = after;
-        } else if let Some(spec) = inner.strip_prefix(':') {
-            let width = spec.split_once('}').and_then(|(width, after)| Some((width.parse::<usize>().ok()?, after)));
-            let Some((width, after)) = width.filter(|(width, _)| *width <= 20) else {
-                return Err(format!("{text:?}: the width of an index is a number, such as {{index:06}}"));
-            };
-            filled.push_str(&format!("{index:0width$}"));
-            rest = after;
-        } else {
-            filled.push_str("{index");
-            rest = inner;
-        }
-    }
-    filled.push_str(rest);
-    Ok(filled)
+    IndexText::parse(text).is_ok_and(|text| text.has_index())
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn indices(text: &str) -> Result<Vec<i64>, String> {
@@ -125,23 +136,31 @@ mod tests {
     #[test]
     fn ranges_and_steps_are_read() {
         assert_eq!(indices("0-3").unwrap(), [0, 1, 2, 3]);
-        assert_eq!(indices("5-11:3").unwrap(), [5, 8, 11]);
+        assert_eq!(indices("5-12:3").unwrap(), [5, 8, 11]);
         assert_eq!(indices("7").unwrap(), [7]);
         assert_eq!("0-49999".parse::<ArraySpec>().unwrap().len(), 50_000);
         assert_eq!(indices("1,5,10-14:2").unwrap(), [1, 5, 10, 12, 14]);
         let limited = "0-9%4".parse::<ArraySpec>().unwrap();
         assert_eq!((limited.len(), limited.at_once), (10, Some(4)));
-        for text in ["", "1,", "0-9%", "0-9%0", "3-1", "0-9:0", "a-b", "0-9:x", "-1-3", "0-99999999"] {
+        for text in ["", "1,", "0-9%", "0-9%0", "3-1", "0-9:0", "a-b", "0-9:x", "-1-3", "0-99999999", "1-5,3"] {
             assert!(indices(text).is_err(), "{text}");
         }
     }
 
     #[test]
-    fn the_index_is_filled_in_with_its_width() {
-        assert_eq!(fill("seeds/{index:06}/{index}", 42).unwrap(), "seeds/000042/42");
-        assert_eq!(fill("{indexes} {x} {", 1).unwrap(), "{indexes} {x} {");
-        assert!(fill("{index:a}", 1).is_err());
-        assert!(fill("{index:6", 1).is_err());
-        assert!(!has_index("{indexes}"));
+    fn only_an_index_by_itself_is_one() {
+        assert!(has_index("seeds/{index:06}") && has_index("{index}"));
+        assert!(!has_index("{indexes} {x} {"));
+    }
+
+    proptest! {
+        #[test]
+        fn slices_are_the_same_indices(first in 0..50_u32, length in 0..60_u32, step in 1..7_u32, most in 1..20_i64) {
+            let spec: ArraySpec = format!("{first}-{}:{step},1000", first + length).parse().unwrap();
+            let slices: Vec<Range> = spec.slices(most).collect();
+            let again: Vec<i64> = slices.iter().flat_map(|slice| slice.indices()).collect();
+            prop_assert_eq!(again, spec.indices().collect::<Vec<_>>());
+            prop_assert!(slices.iter().all(|slice| slice.len() <= most));
+        }
     }
 }

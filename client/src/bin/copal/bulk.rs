@@ -1,11 +1,13 @@
-//! Many Jobs created by few calls, several of which are under way at the same time. What a call
-//! creates it creates wholly or not at all, and a repeated one creates nothing again.
+//! Many Jobs created by few calls. What a call creates it creates wholly or not at all, and a
+//! repeated one creates nothing again.
 
-use std::{cell::Cell, iter, time::Duration};
+use std::{cell::Cell, time::Duration};
 
-use copal_client::{Client, ClientError};
+use copal_client::{Client, ClientError, api::JobQuery};
 use copal_schemas::{
+    JobId,
     job::{Job, JobCreate},
+    job_array::JobArrayCreate,
     page::MAX_BULK,
     problem::FieldError,
 };
@@ -14,16 +16,83 @@ use indicatif::{ProgressBar, ProgressStyle};
 use uuid::Uuid;
 
 use crate::{
+    array::ArraySpec,
     failure::{Failure, Result},
     ids::Shortest,
+    selection::Pages,
 };
 
 /// Calls under way at the same time: the service works on one while the next is on its way.
 const CALLS: usize = 4;
 /// Jobs of one call where there are several: less than the most, so that the calls overlap.
 const JOBS_A_CALL: usize = MAX_BULK / 2;
+/// Jobs of one call of an array, which the service makes by one statement: few enough for a bar to move.
+const ARRAY_JOBS_A_CALL: i64 = 25_000;
 /// Tries of one call while the service is away; the same key makes a second success impossible.
 const TRIES: u32 = 6;
+
+/// An array that was made.
+pub(crate) struct NewArray {
+    /// By which its Jobs are found.
+    pub(crate) id: i64,
+    /// Its Jobs.
+    pub(crate) ids: Shortest,
+}
+
+/// Creates the Jobs of an array, in the order of its indices.
+///
+/// # Errors
+/// When the service refuses or is away; the failure says what was created before.
+pub(crate) async fn create_array(client: &Client, template: &JobCreate, array: &ArraySpec) -> Result<NewArray> {
+    let total = usize::try_from(array.len()).unwrap_or(usize::MAX);
+    let bar = progress(total);
+    let mut ids = Shortest::default();
+    let mut id = None;
+    for slice in array.slices(ARRAY_JOBS_A_CALL) {
+        let part = JobArrayCreate {
+            first: slice.first,
+            last: slice.last,
+            step: slice.step,
+            max_at_once: if id.is_none() { array.at_once.map(i64::from) } else { None },
+            array_id: id,
+            job: template.clone(),
+        };
+        let key = Uuid::new_v4();
+        let made = match patiently(async || client.create_job_array(&part, key).await).await {
+            Ok(made) => made,
+            Err(error) => {
+                let failure = describe(error, 0, &|_| None);
+                return Err(match id {
+                    None => failure,
+                    Some(id) => {
+                        let hint = format!("{} of {total} Jobs were created: array {id}, Jobs {ids}", ids.len());
+                        failure.hint(hint).after_changes()
+                    }
+                });
+            }
+        };
+        id = Some(made.array_id);
+        if made.last_job_id.0 - made.first_job_id.0 + 1 == made.count {
+            ids.add(made.first_job_id.0..=made.last_job_id.0);
+        } else {
+            // Others made Jobs at the same time, so that there are gaps.
+            let query = JobQuery {
+                array_id: id,
+                id_from: Some(made.first_job_id),
+                id_to: Some(made.last_job_id),
+                ..JobQuery::default()
+            };
+            let mut pages = Pages::of(std::slice::from_ref(&query), None, None);
+            while let Some(page) = pages.next(client).await? {
+                page.iter().for_each(|job| ids.add(job.id.0..=job.id.0));
+            }
+        }
+        bar.inc(made.count.unsigned_abs());
+    }
+    bar.finish_and_clear();
+    let id = id.ok_or_else(|| Failure::new("the array has no Job"))?;
+    Ok(NewArray { id, ids })
+}
 
 /// Creates Jobs, and gives their ids in the order of the Jobs. `created` gets the Jobs as they are
 /// made; `place` names a Job for people by its number.
@@ -32,34 +101,28 @@ const TRIES: u32 = 6;
 /// When the service refuses or is away; the failure says what was created before.
 pub(crate) async fn create_all(
     client: &Client,
-    total: usize,
-    mut jobs: impl Iterator<Item = JobCreate>,
+    jobs: &[JobCreate],
     place: impl Fn(usize) -> Option<String>,
     mut created: impl FnMut(Vec<Job>) -> Result<()>,
-) -> Result<Vec<i64>> {
+) -> Result<Vec<JobId>> {
+    let total = jobs.len();
     let bar = progress(total);
     let size = if total <= MAX_BULK { MAX_BULK } else { JOBS_A_CALL };
     // Once a call failed no other is begun; those under way are awaited, to know what they created.
     let failed = Cell::new(false);
-    let mut next = 0;
-    let chunks = iter::from_fn(|| {
-        if failed.get() {
-            return None;
-        }
-        let chunk: Vec<JobCreate> = jobs.by_ref().take(size).collect();
-        let first = next;
-        next += chunk.len();
-        (!chunk.is_empty()).then_some((first, chunk))
+    let chunks = jobs.chunks(size).enumerate().take_while(|_| !failed.get());
+    let calls = stream::iter(chunks).map(|(number, chunk)| async move {
+        let key = Uuid::new_v4();
+        let outcome = patiently(async || client.create_jobs(chunk, key).await).await;
+        outcome.map_err(|error| (number * size, error))
     });
-    let calls = stream::iter(chunks)
-        .map(|(first, chunk)| async move { send(client, &chunk).await.map_err(|error| (first, error)) });
     let mut answers = std::pin::pin!(calls.buffered(CALLS));
     let (mut ids, mut failure) = (Vec::new(), None);
     while let Some(answer) = answers.next().await {
         match answer {
             Ok(jobs) => {
                 bar.inc(jobs.len() as u64);
-                ids.extend(jobs.iter().map(|job| job.id.0));
+                ids.extend(jobs.iter().map(|job| job.id));
                 created(jobs)?;
             }
             Err((first, error)) => {
@@ -73,7 +136,7 @@ pub(crate) async fn create_all(
         None => Ok(ids),
         Some(failure) if ids.is_empty() => Err(failure),
         Some(failure) => {
-            let which = Shortest::of(ids.iter().copied());
+            let which = Shortest::of(ids.iter().map(|id| id.0));
             Err(failure.hint(format!("{} of {total} Jobs were created: {which}", ids.len())).after_changes())
         }
     }
@@ -93,12 +156,14 @@ fn describe(error: ClientError, first: usize, place: &impl Fn(usize) -> Option<S
     ClientError::Problem(problem).into()
 }
 
-async fn send(client: &Client, jobs: &[JobCreate]) -> std::result::Result<Vec<Job>, ClientError> {
-    let key = Uuid::new_v4();
+/// A call that is repeated while the service is away.
+async fn patiently<T>(
+    mut call: impl AsyncFnMut() -> std::result::Result<T, ClientError>,
+) -> std::result::Result<T, ClientError> {
     let mut tries = 0;
     loop {
         tries += 1;
-        match client.create_jobs(jobs, key).await {
+        match call().await {
             // Who can't even connect at first is told at once; what broke after that is repeated.
             Err(error) if error.is_transient() && tries < TRIES && !(tries == 1 && is_away(&error)) => {
                 tokio::time::sleep(Duration::from_millis(100 << tries)).await;

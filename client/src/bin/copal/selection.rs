@@ -13,10 +13,13 @@ use crate::{
     args::job::Selection,
     context::{Context, SelectedSites},
     failure::{Failure, Result},
+    ids::Shortest,
 };
 
 /// Ids in one request: more make its address longer than proxies take.
 const IDS_A_REQUEST: usize = 500;
+/// Ids in a row that are asked for by the first and the last of them.
+const LONG_RANGE: i64 = 20;
 /// Rows of one page.
 const PAGE: i64 = 5_000;
 
@@ -43,6 +46,7 @@ impl Selection {
             app,
             workdir,
             batch_job,
+            array,
             parents,
             after,
             before,
@@ -56,6 +60,7 @@ impl Selection {
             && app.is_none()
             && workdir.is_none()
             && batch_job.is_none()
+            && array.is_none()
             && parents.is_empty()
             && after.is_none()
             && before.is_none()
@@ -68,7 +73,8 @@ impl Selection {
     pub(crate) async fn resolve(&self, context: &Context, client: &Client) -> Result<Jobs> {
         let named = !self.positional.is_empty() || !self.ids.is_empty();
         // Ids are unique over all Sites, so they are found wherever the user is.
-        let site = self.site.site.as_deref().or(if named || self.batch_job.is_some() { Some("all") } else { None });
+        let anywhere = named || self.batch_job.is_some() || self.array.is_some();
+        let site = self.site.site.as_deref().or(if anywhere { Some("all") } else { None });
         let sites = context.sites(client, site).await?;
         let app_id = match &self.app {
             Some(app) => Some(sites.app(client, app).await?.id),
@@ -82,6 +88,7 @@ impl Selection {
             app_id,
             site_ids: sites.ids.clone(),
             batch_job_id: self.batch_job.map(BatchJobId),
+            array_id: self.array,
             states: self.wanted_states()?,
             tags: self.tags.iter().cloned().collect::<StringMap>(),
             workdir_contains: self.workdir.clone(),
@@ -89,14 +96,9 @@ impl Selection {
             last_update_before: time(&self.before)?,
             ..JobQuery::default()
         };
-        let mut ids: Vec<JobId> =
-            self.positional.iter().chain(&self.ids).flat_map(|list| list.ids()).map(JobId).collect();
-        ids.sort_unstable();
-        ids.dedup();
-        let queries = match named {
-            true => ids.chunks(IDS_A_REQUEST).map(|ids| JobQuery { ids: ids.to_vec(), ..query.clone() }).collect(),
-            false => vec![query],
-        };
+        let mut ids = Shortest::default();
+        self.positional.iter().chain(&self.ids).flat_map(|list| list.ranges()).for_each(|range| ids.add(range));
+        let queries = if named { by_ids(&ids, &query) } else { vec![query] };
         Ok(Jobs { queries, sites })
     }
 
@@ -109,6 +111,33 @@ impl Selection {
         let states: Vec<JobState> = from.iter().copied().filter(|state| !self.exclude_states.contains(state)).collect();
         if states.is_empty() { Err(Failure::usage("no state is left to select")) } else { Ok(states) }
     }
+}
+
+/// A query narrowed to ids, as several that don't overlap, in the order of the ids.
+fn by_ids(ids: &Shortest, query: &JobQuery) -> Vec<JobQuery> {
+    let mut queries = Vec::new();
+    let mut few = Vec::new();
+    let flush = |few: &mut Vec<JobId>, queries: &mut Vec<JobQuery>| {
+        if !few.is_empty() {
+            queries.push(JobQuery { ids: std::mem::take(few), ..query.clone() });
+        }
+    };
+    for range in ids.ranges() {
+        let (first, last) = (*range.start(), *range.end());
+        if last - first >= LONG_RANGE {
+            flush(&mut few, &mut queries);
+            queries.push(JobQuery { id_from: Some(JobId(first)), id_to: Some(JobId(last)), ..query.clone() });
+            continue;
+        }
+        for id in range {
+            few.push(JobId(id));
+            if few.len() == IDS_A_REQUEST {
+                flush(&mut few, &mut queries);
+            }
+        }
+    }
+    flush(&mut few, &mut queries);
+    queries
 }
 
 impl Jobs {
@@ -128,13 +157,16 @@ impl Jobs {
         if self.queries.iter().all(is_lasting) {
             return Ok(self);
         }
-        let ids: Vec<JobId> = self.list(client, None, None).await?.iter().map(|job| job.id).collect();
-        if ids.is_empty() {
+        let mut ids = Shortest::default();
+        let mut pages = self.pages(None, None);
+        while let Some(page) = pages.next(client).await? {
+            page.iter().for_each(|job| ids.add(job.id.0..=job.id.0));
+        }
+        if ids.len() == 0 {
             return Err(none_match());
         }
-        let site_ids = &self.sites.ids;
-        let query = |ids: &[JobId]| JobQuery { ids: ids.to_vec(), site_ids: site_ids.clone(), ..JobQuery::default() };
-        let queries = ids.chunks(IDS_A_REQUEST).map(query).collect();
+        let query = JobQuery { site_ids: self.sites.ids.clone(), ..JobQuery::default() };
+        let queries = by_ids(&ids, &query);
         Ok(Self { queries, sites: self.sites })
     }
 
@@ -167,7 +199,7 @@ impl Jobs {
 
     /// The same page by page, for those who need not hold all of them.
     pub(crate) fn pages<'a>(&'a self, limit: Option<i64>, ordering: Option<&'a str>) -> Pages<'a> {
-        Pages { queries: &self.queries, ordering, left: limit, offset: 0, after: None }
+        Pages::of(&self.queries, limit, ordering)
     }
 
     /// The first of those that are in this state.
@@ -202,7 +234,12 @@ pub(crate) struct Pages<'a> {
     after: Option<JobId>,
 }
 
-impl Pages<'_> {
+impl<'a> Pages<'a> {
+    /// The Jobs of these queries, one after the other; all with `limit: None`.
+    pub(crate) fn of(queries: &'a [JobQuery], limit: Option<i64>, ordering: Option<&'a str>) -> Self {
+        Self { queries, ordering, left: limit, offset: 0, after: None }
+    }
+
     /// The next page; `None` at the end.
     ///
     /// # Errors
@@ -273,6 +310,28 @@ mod tests {
         assert_eq!(states(&[Failed, Running], &[Failed]).unwrap(), [Running]);
         assert_eq!(states(&[], &[Failed, JobFinished]).unwrap().len(), JobState::ALL.len() - 2);
         assert!(states(&[Failed], &[Failed]).is_err());
+    }
+
+    #[test]
+    fn ids_are_asked_for_in_few_queries_and_in_their_order() {
+        let shortest = |text: &str| {
+            let mut ids = Shortest::default();
+            text.parse::<crate::ids::IdList>().unwrap().ranges().for_each(|range| ids.add(range));
+            ids
+        };
+        let shown = |text: &str| -> Vec<String> {
+            let query = JobQuery::default();
+            let spelled = |query: JobQuery| match (query.id_from, query.id_to) {
+                (Some(first), Some(last)) => format!("{first}..{last}"),
+                _ => query.ids.iter().map(ToString::to_string).collect::<Vec<_>>().join(" "),
+            };
+            by_ids(&shortest(text), &query).into_iter().map(spelled).collect()
+        };
+        assert_eq!(shown("7"), ["7"]);
+        assert_eq!(shown("200,1-3,10-90,91"), ["1 2 3", "10..91", "200"]);
+        assert_eq!(shown("1-1000000"), ["1..1000000"]);
+        let many: Vec<String> = (0..700).map(|place| (2 * place + 1).to_string()).collect();
+        assert_eq!(by_ids(&shortest(&many.join(",")), &JobQuery::default()).len(), 2);
     }
 
     #[test]

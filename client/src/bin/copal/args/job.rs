@@ -14,7 +14,8 @@ use crate::{array::ArraySpec, complete, ids::IdList};
 Examples:
   copal job create -a Hello -w demo/1 -p name=world
   copal job ls --state FAILED
-  copal job show 7")]
+  copal job show 7
+  copal job why 7")]
 pub(crate) enum Command {
     /// Create one Job, or many: with --array, from a table, or from a file of commands.
     #[command(after_help = "\
@@ -22,7 +23,7 @@ Examples:
   copal job create -a Hello -w demo/1 -p name=world
   copal job create -a Sim -w run/7 -n 2 -rpn 4 -g 1 --tag system=H2O --parent 5 --parent 6 -y
   copal job create -a Sim --array 0-99 -w 'seeds/{index:06}' -p 'seed={index}' -y
-  copal job create -a Sim --array 0-99 -w 'seeds/{index:06}' -p 'seed={index}' --dry-run
+  copal job create -a Sim --array 0-49999%200 -w 'seeds/{index:06}' -p 'seed={index}' --dry-run
   copal job create -a Sim --from runs.csv -w 'runs/{index}' --dry-run
   copal job create --from jobs.jsonl --skip-bad -y
   copal job create --commands commands.txt --tag campaign=july -y
@@ -49,12 +50,19 @@ Examples:
   copal job ls --site=123,my-site --tag experiment=XPCS --tag system=H2O
   copal job ls --state JOB_FINISHED --limit 20
   copal job ls --by-state --tag system=H2O
+  copal job ls --array 12 --exclude-state JOB_FINISHED
   copal job ls --fields id,workdir,tags.system,return_code -o csv
   copal job ls --site all -o jsonl > jobs.jsonl")]
     Ls(Box<List>),
     /// Show one Job: fields, runs, the last output of a failed run, events.
     #[command(after_help = "Examples:\n  copal job show 7\n  copal job show 7 -o json")]
     Show {
+        /// Its id.
+        id: i64,
+    },
+    /// Say why a Job is not running.
+    #[command(after_help = "Examples:\n  copal job why 7\n  copal job why 7 -o json")]
+    Why {
         /// Its id.
         id: i64,
     },
@@ -115,8 +123,8 @@ pub(crate) struct Create {
     /// A parameter of the App. Example: -p name=world
     #[arg(short = 'p', long = "param", value_name = "NAME=VALUE", value_parser = key_value)]
     pub(crate) parameters: Vec<(String, String)>,
-    /// A Job for each index: FIRST-LAST[:STEP][,...]. {index} and {index:06} in folder, parameters
-    /// and tags become the index. Example: --array 0-99
+    /// A Job for each index: FIRST-LAST[:STEP][,...][%MOST], of which MOST run at once. {index} and {index:06} in
+    /// folder, parameters, tags and paths of transfers become the index. Example: --array 0-99
     #[arg(long, value_name = "RANGE")]
     pub(crate) array: Option<ArraySpec>,
     /// A tag. Example: --tag system=H2O
@@ -222,7 +230,7 @@ pub(crate) struct Selection {
     #[arg(value_name = "IDS")]
     pub(crate) positional: Vec<IdList>,
     /// The same as an option.
-    #[arg(long = "id", value_name = "IDS")]
+    #[arg(short = 'i', long = "id", value_name = "IDS")]
     pub(crate) ids: Vec<IdList>,
     /// In these states, with commas or repeated. Example: --state FAILED,RUN_ERROR
     #[arg(short = 's', long = "state", value_name = "STATE", value_parser = job_state, value_delimiter = ',',
@@ -244,6 +252,9 @@ pub(crate) struct Selection {
     /// That ran last in this BatchJob.
     #[arg(long, value_name = "ID")]
     pub(crate) batch_job: Option<i64>,
+    /// Of this array, which `job create --array` tells.
+    #[arg(long, value_name = "ID")]
+    pub(crate) array: Option<i64>,
     /// That depend on these Jobs.
     #[arg(long = "parent", visible_alias = "parent-id", value_name = "IDS")]
     pub(crate) parents: Vec<IdList>,
@@ -265,6 +276,9 @@ pub(crate) struct List {
     /// Only how many there are in each state.
     #[arg(long)]
     pub(crate) by_state: bool,
+    /// All columns, as with -o wide; with --by-state also the states without Jobs.
+    #[arg(short = 'v', long)]
+    pub(crate) verbose: bool,
     /// The most rows. Left out: 1000 in a table, all in json, jsonl and csv.
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(i64).range(1..))]
     pub(crate) limit: Option<i64>,

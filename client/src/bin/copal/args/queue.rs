@@ -36,6 +36,17 @@ Examples:
     /// Follow BatchJobs live, until Ctrl-C.
     #[command(after_help = "Examples:\n  copal queue watch\n  copal queue watch --site all")]
     Watch(SiteOption),
+    /// End the BatchJob with this id of the scheduler: `queue rm --scheduler-id` in Balsam's words.
+    #[command(after_help = "Example:\n  copal queue term 4711")]
+    Term {
+        /// The scheduler's id, as `copal queue ls` shows it.
+        #[arg(value_name = "ID")]
+        scheduler_id: String,
+        #[command(flatten)]
+        site: SiteOption,
+        #[command(flatten)]
+        yes: Yes,
+    },
     /// Take BatchJobs out of the queue, or end running ones.
     #[command(after_help = "\
 Examples:

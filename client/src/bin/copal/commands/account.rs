@@ -95,15 +95,16 @@ async fn end_login(credentials: &Credentials) -> std::result::Result<(), ClientE
 pub(super) async fn whoami(context: Context) -> Result<()> {
     let credentials = Credentials::load()?;
     let user = context.client()?.whoami().await?;
-    context.out.data(&user, "", || whoami_table(context, &user, &credentials))
+    let lapses = credentials.refresh_token.is_none().then(|| context.clock.both(credentials.token_expiry));
+    context.out.data(&user, "", || whoami_table(&user, &credentials.api_root, lapses))
 }
 
-fn whoami_table(context: Context, user: &User, credentials: &Credentials) -> Table {
+/// `lapses`: when the token does, where nothing renews it.
+fn whoami_table(user: &User, service: &Url, lapses: Option<String>) -> Table {
     let mut table = Table::bare();
     table.field("User", cell(&user.username));
-    table.field("Service", cell(&credentials.api_root));
-    let lapses = format!("lapses {}", context.clock.both(credentials.token_expiry));
-    table.field("Token", cell(if credentials.refresh_token.is_some() { "renews itself".into() } else { lapses }));
+    table.field("Service", cell(service));
+    table.field("Token", cell(lapses.map_or_else(|| "renews itself".into(), |time| format!("lapses {time}"))));
     table
 }
 
@@ -196,6 +197,15 @@ fn wrong_password(error: ClientError, client: &Client) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::table::at_both_widths;
+
+    #[test]
+    fn a_user_is_shown_with_the_end_of_the_token() {
+        let user: User = serde_json::from_value(serde_json::json!({"id": 1, "username": "ann"})).unwrap();
+        let service = Url::parse("https://copal.example.org/").unwrap();
+        let told = "in 2h (2026-11-30 14:00:00)".to_owned();
+        insta::assert_snapshot!(at_both_widths(|| whoami_table(&user, &service, Some(told.clone()))));
+    }
 
     #[test]
     fn passwords_go_in_the_clear_to_this_machine_only() {

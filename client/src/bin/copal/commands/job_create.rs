@@ -3,27 +3,19 @@
 use std::{collections::BTreeMap, path::Path};
 
 use copal_client::Client;
-use copal_schemas::{
-    AppId, JobId, StringMap,
-    app::{App, fill_parameters},
-    job::{JobCreate, check_workdir},
-    site::Site,
-    transfer::TransferLocation,
-};
-use serde_json::json;
+use copal_schemas::{AppId, JobId, app::App, job::JobCreate, site::Site, transfer::TransferLocation};
 
-use super::{job_rows::Reader, script_app};
+use super::{
+    job_rows::Reader,
+    plan::{Jobs, Plan},
+    script_app,
+};
 use crate::{
     args::job::Create,
-    array::{ArraySpec, fill, has_index},
-    bulk,
     context::{Context, SelectedSites},
     failure::{Failure, Result},
     human::count,
-    ids::Shortest,
-    output::is_interactive,
-    prompt, rows,
-    table::{Table, cell, pairs},
+    rows,
 };
 
 /// Bad rows that a failure lists.
@@ -40,43 +32,21 @@ pub(super) async fn create(context: Context, create: &Create) -> Result<()> {
         (None, Some(app)) => {
             let app = sites.app(&client, app).await?;
             let site = sites.selected().find(|site| site.id == app.site_id);
-            Plan::new(create, &app, site)?
+            of_options(create, &app, site)?
         }
         (None, None) => return Err(Failure::usage("which App?").hint("add -a APP")),
     };
-    carry_out(context, &client, &plan, create.dry_run, create.yes.yes).await
+    plan.carry_out(context, &client, create.dry_run, create.yes.yes).await
 }
 
-/// Shows a plan, asks, and creates its Jobs.
-pub(super) async fn carry_out(context: Context, client: &Client, plan: &Plan, dry_run: bool, yes: bool) -> Result<()> {
-    if dry_run {
-        return plan.show(context);
-    }
-    if is_interactive() && !yes {
-        context.out.talk(plan.table()?.render(context.out.width()).trim_end());
-    }
-    let question = match plan.count() {
-        1 => "Create this Job?".into(),
-        count => format!("Create {count} Jobs?"),
-    };
-    prompt::confirm_creation(&question, yes)?;
-    let mut records = context.out.is_data().then(|| context.out.records());
-    let ids = bulk::create_all(
-        client,
-        plan.count(),
-        plan.jobs(),
-        |index| plan.place(index),
-        |jobs| records.as_mut().map_or(Ok(()), |records| records.write(&jobs)),
-    )
-    .await?;
-    if let Some(records) = records {
-        return records.finish();
-    }
-    match &ids[..] {
-        [id] => context.out.talk(&format!("Created Job {id} of {} in {}.", plan.app, plan.job(0)?.workdir)),
-        ids => context.out.talk(&format!("Created {} Jobs of {}.", ids.len(), plan.app)),
-    }
-    context.out.text(&format!("{}\n", Shortest::of(ids)))
+/// The Jobs of options alone.
+fn of_options(create: &Create, app: &App, site: Option<&Site>) -> Result<Plan> {
+    let transfers = transfers(&create.transfers, app, site)?;
+    let template = JobCreate { transfers, ..template(create, app.id) };
+    let site = site.map_or_else(|| app.site_id.to_string(), |site| site.name.clone());
+    let plan = Plan::new(&app.name, &site, template, create.array.clone())?;
+    plan.check_parameters(app)?;
+    Ok(plan)
 }
 
 /// The Jobs of a table's rows.
@@ -166,197 +136,6 @@ pub(super) fn template(create: &Create, app_id: AppId) -> JobCreate {
     }
 }
 
-/// The Jobs that are to be made, checked as far as it goes without the service.
-pub(super) struct Plan {
-    /// The names of their Apps.
-    pub(super) app: String,
-    /// The names of their Sites.
-    pub(super) site: String,
-    /// The Jobs.
-    pub(super) jobs: Jobs,
-}
-
-/// How the Jobs of a plan are written down.
-pub(super) enum Jobs {
-    /// One.
-    One(Box<JobCreate>),
-    /// One for each index, which is filled in.
-    Array(Box<JobCreate>, ArraySpec),
-    /// Rows, and their lines in the file.
-    Rows {
-        /// The Jobs.
-        jobs: Vec<JobCreate>,
-        /// The line of each.
-        lines: Vec<usize>,
-    },
-}
-
-/// Says that an array can't be held to so many Jobs at once.
-pub(super) fn refuse_limit(array: &ArraySpec) -> Result<()> {
-    match array.at_once {
-        None => Ok(()),
-        Some(most) => Err(Failure::usage(format!("the service can't hold an array to {most} Jobs at once (%{most})"))
-            .hint(format!(
-                "leave %{most} out; fewer nodes (`copal queue submit -n`) or a smaller -npc limit what runs at once"
-            ))),
-    }
-}
-
-impl Plan {
-    fn new(create: &Create, app: &App, site: Option<&Site>) -> Result<Self> {
-        let template =
-            JobCreate { transfers: transfers(&create.transfers, app, site)?, ..self::template(create, app.id) };
-        template.shape().validate().map_err(|error| Failure::usage(error.to_string()))?;
-        match app.command {
-            Some(_) => {
-                fill_parameters(&app.parameters, &template.parameters)
-                    .map_err(|message| Failure::new(format!("App {}: {message}", app.name)))?;
-            }
-            None if !template.parameters.is_empty() => {
-                return Err(Failure::usage(format!("the parameters of {} are Python objects", app.name))
-                    .hint("create its Jobs with Balsam's Python client"));
-            }
-            None => {}
-        }
-        let jobs = match &create.array {
-            Some(array) if !has_index(&template.workdir) => {
-                return Err(Failure::usage(format!(
-                    "all {} Jobs of the array would have the folder {:?}",
-                    array.len(),
-                    template.workdir
-                ))
-                .hint("write {index} into it, such as -w 'run/{index:06}'"));
-            }
-            Some(array) => {
-                refuse_limit(array)?;
-                Jobs::Array(Box::new(template), array.clone())
-            }
-            None => Jobs::One(Box::new(template)),
-        };
-        let plan = Self {
-            app: app.name.clone(),
-            site: site.map_or_else(|| app.site_id.to_string(), |site| site.name.clone()),
-            jobs,
-        };
-        plan.check()?;
-        Ok(plan)
-    }
-
-    /// Names the App of the Jobs, where it was not known before.
-    pub(super) fn set_app(&mut self, app_id: AppId) {
-        match &mut self.jobs {
-            Jobs::One(job) | Jobs::Array(job, _) => job.app_id = app_id,
-            Jobs::Rows { jobs, .. } => jobs.iter_mut().for_each(|job| job.app_id = app_id),
-        }
-    }
-
-    /// Makes every Job once, so that nothing is sent of a plan that has a bad one.
-    pub(super) fn check(&self) -> Result<()> {
-        match &self.jobs {
-            Jobs::One(_) => self.job(0).map(drop),
-            Jobs::Array(template, array) => array.indices().try_for_each(|index| of_index(template, index).map(drop)),
-            Jobs::Rows { .. } => Ok(()),
-        }
-    }
-
-    /// How many Jobs there are.
-    fn count(&self) -> usize {
-        match &self.jobs {
-            Jobs::One(_) => 1,
-            Jobs::Array(_, array) => usize::try_from(array.len()).unwrap_or(usize::MAX),
-            Jobs::Rows { jobs, .. } => jobs.len(),
-        }
-    }
-
-    /// One Job of the plan by its number.
-    fn job(&self, number: usize) -> Result<JobCreate> {
-        match &self.jobs {
-            Jobs::One(job) => checked(job.as_ref().clone()),
-            Jobs::Array(template, array) => {
-                let index = array.indices().nth(number).ok_or_else(|| Failure::new("the array is shorter"))?;
-                of_index(template, index)
-            }
-            Jobs::Rows { jobs, .. } => jobs.get(number).cloned().ok_or_else(|| Failure::new("the table is shorter")),
-        }
-    }
-
-    /// All of them. A plan is checked, so none is missing.
-    fn jobs(&self) -> Box<dyn Iterator<Item = JobCreate> + '_> {
-        match &self.jobs {
-            Jobs::One(_) => Box::new(self.job(0).into_iter()),
-            Jobs::Array(template, array) => {
-                Box::new(array.indices().filter_map(|index| of_index(template, index).ok()))
-            }
-            Jobs::Rows { jobs, .. } => Box::new(jobs.iter().cloned()),
-        }
-    }
-
-    /// What people call a Job of the plan.
-    fn place(&self, number: usize) -> Option<String> {
-        match &self.jobs {
-            Jobs::Rows { lines, .. } => lines.get(number).map(|line| format!("line {line}")),
-            Jobs::One(_) | Jobs::Array(..) => None,
-        }
-    }
-
-    /// What would be made.
-    fn show(&self, context: Context) -> Result<()> {
-        let (first, last) = (self.job(0)?, self.job(self.count() - 1)?);
-        if context.out.is_data() {
-            return context.out.value(&json!({"count": self.count(), "first": first, "last": last}));
-        }
-        context.out.text(&self.table()?.render(context.out.width()))
-    }
-
-    /// The Jobs as they are asked about: the first, the last where there are several, and how many.
-    fn table(&self) -> Result<Table> {
-        let first = self.job(0)?;
-        let mut table = Table::bare();
-        table.field("App", cell(&self.app));
-        table.field("Site", cell(&self.site));
-        if self.count() == 1 {
-            describe(&mut table, &first, "");
-            return Ok(table);
-        }
-        table.field("Jobs", cell(self.count()));
-        describe(&mut table, &first, "First: ");
-        describe(&mut table, &self.job(self.count() - 1)?, "Last: ");
-        Ok(table)
-    }
-}
-
-fn describe(table: &mut Table, job: &JobCreate, which: &str) {
-    table.field(&format!("{which}folder"), cell(&job.workdir));
-    for (name, map) in [("parameters", &job.parameters), ("tags", &job.tags)] {
-        if !map.is_empty() {
-            table.field(&format!("{which}{name}"), cell(pairs(map)));
-        }
-    }
-    table.field(&format!("{which}resources"), cell(super::job_show::shape(&job.shape())));
-    if !job.parent_ids.is_empty() {
-        table.field(&format!("{which}parents"), cell(Shortest::of(job.parent_ids.iter().map(|id| id.0))));
-    }
-}
-
-/// The Job of one index of an array.
-fn of_index(template: &JobCreate, index: i64) -> Result<JobCreate> {
-    let filled = |text: &str| fill(text, index).map_err(Failure::usage);
-    let filled_map = |map: &StringMap| {
-        map.iter().map(|(key, value)| Ok((key.clone(), filled(value)?))).collect::<Result<StringMap>>()
-    };
-    checked(JobCreate {
-        workdir: filled(&template.workdir)?,
-        parameters: filled_map(&template.parameters)?,
-        tags: filled_map(&template.tags)?,
-        ..template.clone()
-    })
-}
-
-fn checked(mut job: JobCreate) -> Result<JobCreate> {
-    job.workdir = check_workdir(&job.workdir).map_err(Failure::usage)?;
-    Ok(job)
-}
-
 /// Reads `SLOT=LOCATION:/PATH` against what App and Site declare.
 fn transfers(given: &[(String, String)], app: &App, site: Option<&Site>) -> Result<BTreeMap<String, TransferLocation>> {
     let mut transfers = BTreeMap::new();
@@ -393,7 +172,11 @@ mod tests {
     use copal_schemas::{AppId, SiteId, app::AppHooks};
 
     use super::*;
-    use crate::args::{Cli, Command, job};
+    use crate::{
+        args::{Cli, Command, job},
+        commands::plan::of_index,
+        table::at_both_widths,
+    };
 
     fn sim() -> App {
         let yaml = "name: Sim\ncommand: 'sim {{seed}} {{mode}}'\n\
@@ -420,7 +203,7 @@ mod tests {
         let words =
             ["copal", "job", "create", "-a", "Sim"].map(String::from).into_iter().chain(shlex::split(line).unwrap());
         match Cli::try_parse_from(crate::argv::rewrite(words.map(Into::into))).unwrap().command {
-            Command::Job(job::Command::Create(create)) => Plan::new(&create, &sim(), None),
+            Command::Job(job::Command::Create(create)) => of_options(&create, &sim(), None),
             _ => panic!("not a create"),
         }
     }
@@ -430,6 +213,8 @@ mod tests {
         let failure = plan("-w x").err().unwrap();
         insta::assert_snapshot!(failure.lines(), @r#"error: App Sim: missing parameter "seed"; give it as -p seed=VALUE"#);
         assert_eq!(failure.exit_code(), crate::failure::FAILED);
+        let failure = plan("-w x/{index} -p seed={index} -p mode=fast{index} --array 0-9").err().unwrap();
+        insta::assert_snapshot!(failure.lines(), @r#"error: App Sim: parameter mode: "fast0" is not one of fast, slow"#);
         let failure = plan("-w x -p seed=1 -p mode=wild").err().unwrap();
         insta::assert_snapshot!(failure.lines(), @r#"error: App Sim: parameter mode: "wild" is not one of fast, slow"#);
     }
@@ -438,13 +223,13 @@ mod tests {
     fn an_array_has_a_folder_a_job() {
         let plan =
             plan("--array 0-20:10 -w 's/{index:03}' -p seed={index} --tag 'seed=s{index}' -rpn 4 -npc 2").unwrap();
-        let jobs: Vec<JobCreate> = plan.jobs().collect();
+        let Jobs::Array(template, array) = &plan.jobs else { panic!("no array") };
+        let jobs: Vec<JobCreate> = array.indices().map(|index| of_index(template, index).unwrap()).collect();
         let folders: Vec<&str> = jobs.iter().map(|job| job.workdir.as_str()).collect();
         assert_eq!(folders, ["s/000", "s/010", "s/020"]);
         assert_eq!(jobs[2].parameters["seed"], "20");
         assert_eq!(jobs[1].tags["seed"], "s10");
         assert_eq!((jobs[0].ranks_per_node, jobs[0].node_packing_count), (4, 2));
-        assert_eq!(plan.count(), 3);
     }
 
     #[test]
@@ -474,27 +259,30 @@ mod tests {
         resources   2 nodes, 4 ranks a node
         parents     3-5
         ");
-        let plan = super::tests::plan("--array 0-49999 -w 's/{index:05}' -p seed={index}").unwrap();
-        let text = plan.table().unwrap().render(None);
-        insta::assert_snapshot!(anstream::adapter::strip_str(&text), @r"
+        let plan = super::tests::plan("--array 0-49999%200 -w 's/{index:05}' -p seed={index}").unwrap();
+        insta::assert_snapshot!(at_both_widths(|| plan.table().unwrap()), @r"
+        --- 80 columns
         App                Sim
         Site               1
         Jobs               50000
+        at once            200
         First: folder      s/00000
         First: parameters  seed=0
         First: resources   1 node, 1 rank a node
         Last: folder       s/49999
         Last: parameters   seed=49999
         Last: resources    1 node, 1 rank a node
-        ");
-    }
-
-    #[test]
-    fn a_limit_that_can_not_be_kept_is_refused() {
-        let failure = plan("--array 0-9%4 -w 's/{index}' -p seed=1").err().unwrap();
-        insta::assert_snapshot!(failure.lines(), @r"
-        error: the service can't hold an array to 4 Jobs at once (%4)
-        hint: leave %4 out; fewer nodes (`copal queue submit -n`) or a smaller -npc limit what runs at once
+        --- 160 columns
+        App                Sim
+        Site               1
+        Jobs               50000
+        at once            200
+        First: folder      s/00000
+        First: parameters  seed=0
+        First: resources   1 node, 1 rank a node
+        Last: folder       s/49999
+        Last: parameters   seed=49999
+        Last: resources    1 node, 1 rank a node
         ");
     }
 }

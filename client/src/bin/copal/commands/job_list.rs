@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use copal_client::Client;
-use copal_schemas::{AppId, app::App, job::Job};
+use copal_schemas::{AppId, JobState, app::App, job::Job};
 
 use crate::{
     args::job::List,
@@ -22,7 +22,12 @@ pub(super) async fn ls(context: Context, list: &List) -> Result<()> {
     let client = context.client()?;
     let selected = list.selection.resolve(&context, &client).await?;
     if list.by_state {
-        let counts = selected.counts(&client).await?;
+        let mut counts = selected.counts(&client).await?;
+        if list.verbose {
+            for state in JobState::ALL {
+                counts.entry(*state).or_default();
+            }
+        }
         return context.out.data(&counts, "No Jobs.", || counts_table(&counts));
     }
     if context.out.is_data() {
@@ -36,7 +41,7 @@ pub(super) async fn ls(context: Context, list: &List) -> Result<()> {
     let limit = list.limit.unwrap_or(TABLE_LIMIT);
     let jobs = selected.list(&client, Some(limit), list.ordering.as_deref()).await?;
     let apps = if jobs.is_empty() { Vec::new() } else { client.list_apps(&selected.sites.ids).await? };
-    let wide = context.out.is_wide();
+    let wide = list.verbose || context.out.is_wide();
     context.out.data(&jobs, "No Jobs.", || table(&jobs, &apps, &selected.sites, context.clock, wide))?;
     if jobs.len() as i64 >= limit {
         let all = total(&selected.counts(&client).await?);
@@ -101,7 +106,7 @@ pub(super) async fn show_selected(context: Context, client: &Client, selected: &
 /// How many Jobs are in each state, in the order of a Job's life.
 pub(super) fn counts_table(counts: &Counts) -> Table {
     let mut table = Table::new(["STATE", "JOBS"]);
-    for (state, count) in counts.iter().filter(|(_, count)| **count > 0) {
+    for (state, count) in counts {
         table.row([job_state(*state), cell(count)]);
     }
     table
@@ -109,8 +114,6 @@ pub(super) fn counts_table(counts: &Counts) -> Table {
 
 #[cfg(test)]
 mod tests {
-    use copal_schemas::JobState;
-
     use super::*;
     use crate::table::at_both_widths;
 
@@ -157,9 +160,15 @@ mod tests {
     #[test]
     fn states_are_counted_in_the_order_of_a_life() {
         let counts = Counts::from([(JobState::Failed, 2), (JobState::Ready, 0), (JobState::Running, 3)]);
-        let text = counts_table(&counts).render(None);
-        insta::assert_snapshot!(anstream::adapter::strip_str(&text), @r"
+        insta::assert_snapshot!(at_both_widths(|| counts_table(&counts)), @r"
+        --- 80 columns
         STATE    JOBS
+        READY    0
+        RUNNING  3
+        FAILED   2
+        --- 160 columns
+        STATE    JOBS
+        READY    0
         RUNNING  3
         FAILED   2
         ");

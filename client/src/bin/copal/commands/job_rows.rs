@@ -2,15 +2,11 @@
 
 use std::collections::HashMap;
 
-use copal_schemas::{
-    StringMap,
-    app::{App, fill_parameters},
-    job::{JobCreate, check_workdir},
-};
+use copal_schemas::{app::App, job::JobCreate, job_array};
 use serde_json::{Map, Value};
 
+use super::plan::{check_parameters, well_formed};
 use crate::{
-    array::fill,
     ids::IdList,
     rows::{BadRow, Row},
     suggest,
@@ -81,15 +77,7 @@ impl Reader<'_> {
 
     fn job(&self, mut row: Row, number: i64) -> Result<JobCreate, String> {
         let app = self.app(&mut row)?;
-        let mut template = self.template.clone();
-        let filled = |map: &StringMap| {
-            map.iter()
-                .map(|(key, value)| Ok((key.clone(), fill(value, number)?)))
-                .collect::<Result<StringMap, String>>()
-        };
-        template.workdir = fill(&template.workdir, number)?;
-        template.parameters = filled(&template.parameters)?;
-        template.tags = filled(&template.tags)?;
+        let mut template = job_array::job_of(self.template, number).map_err(|(_, message)| message)?;
         template.app_id = app.id;
         let Ok(Value::Object(mut fields)) = serde_json::to_value(&template) else {
             return Err("the options make no Job".into());
@@ -101,13 +89,10 @@ impl Reader<'_> {
         if !self.has_workdir && !given.contains_key("workdir") {
             return Err("it names no workdir, and neither does -w".into());
         }
-        let mut job: JobCreate = serde_json::from_value(Value::Object(fields))
+        let job: JobCreate = serde_json::from_value(Value::Object(fields))
             .map_err(|error| wrong_field(&given).unwrap_or_else(|| error.to_string()))?;
-        job.workdir = check_workdir(&job.workdir)?;
-        job.shape().validate().map_err(|error| error.to_string())?;
-        if app.command.is_some() {
-            fill_parameters(&app.parameters, &job.parameters)?;
-        }
+        let job = well_formed(job)?;
+        check_parameters(app, &job.parameters)?;
         Ok(job)
     }
 

@@ -1,6 +1,6 @@
 //! `copal job show`
 
-use copal_client::api::EventQuery;
+use copal_client::{ClientError, api::EventQuery};
 use copal_schemas::{
     JobId,
     event::Event,
@@ -24,12 +24,7 @@ const EVENTS: i64 = 30;
 pub(super) async fn show(context: Context, id: i64) -> Result<()> {
     let client = context.client()?;
     let id = JobId(id);
-    let job = client.get_job(id).await.map_err(|error| match error.code() {
-        Some(ErrorCode::NotFound) => {
-            Failure::new(format!("you have no Job {id}")).hint("`copal job ls --site all` lists yours")
-        }
-        _ => error.into(),
-    })?;
+    let job = client.get_job(id).await.map_err(|error| unknown_job(id, error))?;
     if context.out.is_data() {
         return context.out.value(&job);
     }
@@ -45,6 +40,16 @@ pub(super) async fn show(context: Context, id: i64) -> Result<()> {
         site: app.map_or_else(|| "-".into(), |app| format!("{} ({})", sites.name(app.site_id), app.site_id)),
     };
     context.out.text(&text(&job, &place, &attempts, &events, context.clock, context.out.width()))
+}
+
+/// The failure of a command that is about one Job.
+pub(super) fn unknown_job(id: JobId, error: ClientError) -> Failure {
+    match error.code() {
+        Some(ErrorCode::NotFound) => {
+            Failure::new(format!("you have no Job {id}")).hint("`copal job ls --site all` lists yours")
+        }
+        _ => error.into(),
+    }
 }
 
 /// Names of what the Job has only ids of.

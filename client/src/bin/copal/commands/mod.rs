@@ -12,7 +12,9 @@ mod job_follow;
 mod job_list;
 mod job_rows;
 mod job_show;
+mod job_why;
 mod manual;
+mod plan;
 mod queue;
 mod script_app;
 mod site;
@@ -74,6 +76,7 @@ async fn dispatch(context: Context, command: Command) -> Result<()> {
             Job::Submit(submit) => script_app::submit(context, &submit).await,
             Job::Ls(list) => job_list::ls(context, &list).await,
             Job::Show { id } => job_show::show(context, id).await,
+            Job::Why { id } => job_why::why(context, id).await,
             Job::Wait { selection, timeout } => job_follow::wait(context, &selection, timeout).await,
             Job::Watch { selection } => job_follow::watch(context, &selection).await,
             Job::Cancel(change) => job_change::cancel(context, &change).await,
@@ -85,6 +88,16 @@ async fn dispatch(context: Context, command: Command) -> Result<()> {
             Queue::Ls(list) => queue::ls(context, &list).await,
             Queue::Show { id } => queue::show(context, id).await,
             Queue::Watch(site) => watch::queue(context, site.site.as_deref()).await,
+            Queue::Term { scheduler_id, site, yes } => {
+                let removal = queue::Removal {
+                    ids: &[],
+                    scheduler_id: Some(&scheduler_id),
+                    site: site.site.as_deref(),
+                    dry_run: false,
+                    yes: yes.yes,
+                };
+                queue::rm(context, removal).await
+            }
             Queue::Rm { ids, scheduler_id, all: _, dry_run, site, yes } => {
                 let removal = queue::Removal {
                     ids: &ids,

@@ -19,11 +19,12 @@ use copal_schemas::{
 
 use super::{
     app::{self, folder_of},
-    job_create::{self, Jobs, Plan, carry_out, refuse_limit},
+    job_create,
+    plan::Plan,
 };
 use crate::{
     args::job::{Create, Submit},
-    array::{ArraySpec, has_index},
+    array::ArraySpec,
     context::Context,
     failure::{Failure, Result},
     rows::read_text,
@@ -57,7 +58,6 @@ pub(super) async fn submit(context: Context, submit: &Submit) -> Result<()> {
     script.array = submit.array.clone().or(script.array);
     script.nodes = submit.num_nodes.or(script.nodes);
     script.minutes = submit.wall_time_min.or(script.minutes);
-    script.array.as_ref().map_or(Ok(()), refuse_limit)?;
     let stem = submit.script.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let name = submit.name.clone().or(script.name.clone()).unwrap_or(stem);
     let files = Files::new(&site.folder, &name);
@@ -74,17 +74,12 @@ pub(super) async fn submit(context: Context, submit: &Submit) -> Result<()> {
         arguments: &submit.arguments,
     };
     let environment = environment::text(&script, &submission);
-    let jobs = match script.array {
-        Some(array) => Jobs::Array(Box::new(template), array),
-        None => Jobs::One(Box::new(template)),
-    };
-    let mut plan = Plan { app: APP.into(), site: site.name, jobs };
-    plan.check()?;
+    let mut plan = Plan::new(APP, &site.name, template, script.array)?;
     if !submit.dry_run {
         plan.set_app(install(&client, &site.folder, site.id).await?.id);
         files.write(&[("script", &text, text.starts_with("#!")), ("environment.sh", &environment, false)])?;
     }
-    let outcome = carry_out(context, &client, &plan, submit.dry_run, submit.yes.yes).await;
+    let outcome = plan.carry_out(context, &client, submit.dry_run, submit.yes.yes).await;
     outcome.inspect_err(|failure| files.remove_unless(failure.has_changed()))
 }
 
@@ -92,10 +87,6 @@ pub(super) async fn submit(context: Context, submit: &Submit) -> Result<()> {
 fn template(script: &Script, files: &Files, submit: &Submit) -> Result<JobCreate> {
     let index = if script.array.is_some() { "/{index}" } else { "" };
     let workdir = submit.workdir.clone().unwrap_or_else(|| format!("scripts/{}{index}", files.key));
-    if script.array.is_some() && !has_index(&workdir) {
-        return Err(Failure::usage(format!("all Jobs of the array would have the folder {workdir:?}"))
-            .hint("write {index} into it, such as -w 'run/{index:06}'"));
-    }
     let (parents, others): (Vec<Dependency>, Vec<Dependency>) =
         script.dependencies.iter().copied().partition(|dependency| dependency.kind == DependencyKind::AfterOk);
     let named = submit.parents.iter().flat_map(|list| list.ids()).map(JobId);
@@ -120,7 +111,6 @@ fn template(script: &Script, files: &Files, submit: &Submit) -> Result<JobCreate
         dependencies: others,
         ..JobCreate::new(AppId(0), workdir)
     };
-    job.shape().validate().map_err(|error| Failure::usage(error.to_string()))?;
     Ok(job)
 }
 
@@ -171,20 +161,15 @@ pub(super) async fn create_commands(context: Context, client: &Client, create: &
     let text = read_text(file)?;
     let commands: Vec<&str> =
         text.lines().filter(|line| !line.trim().is_empty() && !line.trim_start().starts_with('#')).collect();
-    let array: ArraySpec = match commands.len() {
-        0 => return Err(Failure::new(format!("{} has no command", file.display()))),
-        count => format!("1-{count}").parse().map_err(Failure::usage)?,
-    };
+    if commands.is_empty() {
+        return Err(Failure::new(format!("{} has no command", file.display())));
+    }
+    let array = ArraySpec::counting(commands.len()).map_err(Failure::usage)?;
     let stem = file.file_stem().map(|name| name.to_string_lossy().into_owned()).filter(|name| name != "-");
     let name = stem.unwrap_or_else(|| "commands".into());
     let files = Files::new(&site.folder, &name);
     let workdir = create.workdir.clone().unwrap_or_else(|| format!("scripts/{}/{{index}}", files.key));
-    if commands.len() > 1 && !has_index(&workdir) {
-        return Err(Failure::usage(format!("all {} Jobs would have the folder {workdir:?}", commands.len()))
-            .hint("write {index} into it, such as -w 'run/{index:06}'"));
-    }
     let mut template = job_create::template(create, AppId(0));
-    template.shape().validate().map_err(|error| Failure::usage(error.to_string()))?;
     template.workdir = workdir;
     template.parameters = parameters(&files.key, true);
     template.tags.entry("script".into()).or_insert_with(|| files.key.clone());
@@ -193,8 +178,7 @@ pub(super) async fn create_commands(context: Context, client: &Client, create: &
     let submission =
         Submission { name: &name, number: files.number, folder: &folder, variables: Vec::new(), arguments: &[] };
     let environment = environment::text(&script, &submission);
-    let mut plan = Plan { app: APP.into(), site: site.name, jobs: Jobs::Array(Box::new(template), array) };
-    plan.check()?;
+    let mut plan = Plan::new(APP, &site.name, template, Some(array))?;
     if !create.dry_run {
         plan.set_app(install(client, &site.folder, site.id).await?.id);
         let list: String = commands.iter().flat_map(|command| [*command, "\n"]).collect();
@@ -204,7 +188,7 @@ pub(super) async fn create_commands(context: Context, client: &Client, create: &
             ("environment.sh", &environment, false),
         ])?;
     }
-    let outcome = carry_out(context, client, &plan, create.dry_run, create.yes.yes).await;
+    let outcome = plan.carry_out(context, client, create.dry_run, create.yes.yes).await;
     outcome.inspect_err(|failure| files.remove_unless(failure.has_changed()))
 }
 
@@ -341,6 +325,5 @@ mod tests {
         let made = job("#SBATCH -N 2 --requeue\n", "train.sh -w here --parent 5").unwrap();
         assert_eq!((made.num_nodes, made.node_packing_count, made.max_restarts), (2, 1, None));
         assert_eq!((made.workdir.as_str(), made.parent_ids), ("here", vec![JobId(5)]));
-        assert!(job("#SBATCH -a 0-3\n", "train.sh -w here").is_err());
     }
 }
