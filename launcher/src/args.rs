@@ -31,6 +31,9 @@ pub enum Command {
     /// Runs processes on one node for a launcher, which starts it.
     #[command(hide = true)]
     Worker(WorkerArgs),
+    /// Prints as JSON what this node has: how a launcher asks the other nodes of its allocation.
+    #[command(hide = true)]
+    Hardware,
 }
 
 /// What a pilot is told.

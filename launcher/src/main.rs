@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use copal_launcher::{
     args::{Cli, Command},
-    logs, memory, partition, pilot, worker,
+    hardware, logs, memory, partition, pilot, worker,
 };
 use tracing::error;
 
@@ -16,6 +16,7 @@ fn main() -> ExitCode {
             logs::init(None, "info");
             worker::run(args)
         }
+        Some(Command::Hardware) => hardware::print(),
         None if cli.pilot.partitions.is_empty() => {
             memory::keep_small();
             pilot::run(&cli.pilot)

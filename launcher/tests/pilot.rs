@@ -14,8 +14,8 @@ use nix::sys::signal::Signal;
 use serde_json::json;
 use support::{
     is_alive, read_pid,
-    service::{Mood, Service},
-    wait_until,
+    service::{Mood, Service, State},
+    wait_for_file, wait_until,
 };
 
 const QUICK: &str = "launcher: {idle_ttl_sec: 0.5, kill_grace_sec: 1, cpus_per_node: 4}\n";
@@ -58,17 +58,27 @@ fn jobs_run_once_each_and_their_ends_are_told_apart() {
     assert!(usage["cpu_sec"].is_number() && usage["nodes"].is_array(), "{usage}");
 }
 
+/// How long the service is away at least: minutes where somebody wants to see it, else as long as it takes to notice.
+fn away_sec() -> u64 {
+    std::env::var("COPAL_AWAY_SEC").ok().and_then(|text| text.parse().ok()).unwrap_or(0)
+}
+
 #[test]
-fn pitfall_109_a_service_that_is_away_for_a_while_loses_nothing() {
-    for mood in [Mood::Away, Mood::Busy, Mood::Unauthenticated] {
+fn pitfall_109_134_a_service_that_is_away_for_a_while_loses_nothing_and_kills_nothing() {
+    for mood in [Mood::Away, Mood::Busy, Mood::Unauthenticated, Mood::Slow] {
         let service = Service::start(QUICK);
-        (1..=4).for_each(|id| service.job(id, GATED));
+        (1..=4).for_each(|id| service.job(id, &format!("{GATED}; echo whole > end")));
         let mut launcher = service.launch(SERIAL);
         (1..=4).for_each(|id| drop(service.wait_for(id, "RUNNING")));
         service.mood(mood);
+        std::thread::sleep(Duration::from_secs(away_sec()));
         std::fs::write(service.path("site/gate"), "").unwrap();
-        // While it is away the results are on the disk.
-        wait_until(|| spool::list(&service.path("site/spool")).is_ok_and(|files| !files.is_empty()), "a spool file");
+        (1..=4).for_each(|id| wait_for_file(service.path(&format!("site/data/job/{id}/end")).to_str().unwrap()));
+        // While it is away the results are on the disk; one that may still answer is waited for first.
+        if mood != Mood::Slow {
+            let spooled = || spool::list(&service.path("site/spool")).is_ok_and(|files| !files.is_empty());
+            wait_until(spooled, "a spool file");
+        }
         service.mood(Mood::Well);
         (1..=4).for_each(|id| drop(service.wait_for(id, "RUN_DONE")));
         service.job(5, "true");
@@ -76,7 +86,7 @@ fn pitfall_109_a_service_that_is_away_for_a_while_loses_nothing() {
         assert_eq!(launcher.wait(), Some(0));
         assert!(spool::list(&service.path("site/spool")).unwrap().is_empty());
         for id in 1..=5 {
-            assert_eq!(service.states(id), ["RUNNING", "RUN_DONE"]);
+            assert_eq!(service.states(id), ["RUNNING", "RUN_DONE"], "{mood:?}");
         }
     }
 }
@@ -151,6 +161,36 @@ fn jobs_that_began_and_ended_while_the_service_was_away_run_once() {
 }
 
 #[test]
+fn a_job_whose_end_is_not_delivered_yet_does_not_run_again() {
+    let service = Service::start("launcher: {idle_ttl_sec: 20, kill_grace_sec: 1, cpus_per_node: 4}\n");
+    service.job(1, GATED);
+    let mut launcher = service.launch(SERIAL);
+    service.wait_for(1, "RUNNING");
+    // This one begins and ends, but the service hears nothing of that, and so holds it to be waiting.
+    service.mood(Mood::RefusesUpdates);
+    service.job(2, "echo run >> runs");
+    wait_for_file(service.path("site/data/job/2/runs").to_str().unwrap());
+    let again = |what: &str, count: fn(&State) -> usize| {
+        let before = count(&service.state());
+        service.wait_until(what, |state| (count(state) > before + 2).then_some(()));
+    };
+    again("reports that are refused", |state| state.refused_updates);
+    // A question fails, so the launcher thinks that an answer with Jobs may be lost and asks which it holds.
+    service.mood(Mood::Away);
+    again("calls that fail", |state| state.turned_away);
+    service.mood(Mood::RefusesUpdates);
+    again("more reports that are refused", |state| state.refused_updates);
+    service.mood(Mood::Well);
+    service.wait_for(2, "RUN_DONE");
+    std::fs::write(service.path("site/gate"), "").unwrap();
+    service.wait_for(1, "RUN_DONE");
+    launcher.signal(Signal::SIGTERM);
+    assert_eq!(launcher.wait(), Some(0));
+    assert_eq!(service.read("site/data/job/2/runs"), "run\n");
+    assert_eq!(service.states(2), ["RUNNING", "RUN_DONE"]);
+}
+
+#[test]
 fn pitfall_108_one_bad_row_does_not_block_the_others() {
     let service = Service::start(QUICK);
     service.set(|state| state.poison = Some(3));
@@ -168,6 +208,7 @@ fn pitfall_104_a_run_that_lost_its_lease_is_killed_and_does_not_count() {
     service.job(1, "echo $$ > pid; exec sleep 600");
     service.job(2, "echo $$ > pid; exec sleep 600");
     let mut launcher = service.launch(SERIAL);
+    service.wait_for(1, "RUNNING");
     service.wait_for(2, "RUNNING");
     let pid = read_pid(service.path("site/data/job/1/pid").to_str().unwrap());
     let second = read_pid(service.path("site/data/job/2/pid").to_str().unwrap());

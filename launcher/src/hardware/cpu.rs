@@ -6,7 +6,7 @@ use std::{
     path::Path,
 };
 
-use super::{Core, number_list};
+use super::{Core, System, group, number_list};
 
 /// All cores of the machine that are online, by id.
 pub(super) fn topology(sys: &Path) -> Vec<Core> {
@@ -40,6 +40,18 @@ fn domains(sys: &Path) -> BTreeMap<u32, u32> {
         domains.extend(number_list(&cpus).into_iter().map(|cpu| (cpu, number)));
     }
     domains
+}
+
+/// How many CPUs the control groups of this process let it keep busy, rounded up; `None` for any number.
+pub(super) fn quota(system: &System) -> Option<usize> {
+    // `200000 100000`: so many microseconds of CPU time in a period of so many; `max 100000` for no limit.
+    let cpus = |text: &str| {
+        let (time, period) = text.split_once(' ')?;
+        let (time, period) = (time.parse::<f64>().ok()?, period.trim().parse::<f64>().ok()?);
+        (time > 0.0 && period > 0.0).then_some(time / period)
+    };
+    // A number of CPUs is small.
+    group::tightest(system, "cpu.max", cpus).map(|cpus| cpus.ceil() as usize)
 }
 
 /// What the affinity mask leaves of the cores. A core of which some threads are left keeps those.
@@ -101,6 +113,24 @@ mod tests {
         assert_eq!(cores("1-2,6"), [(1, vec![1], 0), (2, vec![2, 6], 1)]);
         assert_eq!(cores("4-7").len(), 4);
         assert_eq!(cores("7"), [(7, vec![7], 1)]);
+    }
+
+    #[test]
+    fn a_quota_of_cpu_time_takes_cores_away() {
+        let root = machine("0-7");
+        let write = |path: &str, text: &str| {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        let count = || System::below(root.path()).hardware(&|_| None).cores.len();
+        write("proc/self/cgroup", "0::/pod/container\n");
+        write("sys/fs/cgroup/pod/container/cpu.max", "max 100000\n");
+        assert_eq!(count(), 4);
+        write("sys/fs/cgroup/pod/cpu.max", "150000 100000\n");
+        assert_eq!(count(), 2);
+        write("sys/fs/cgroup/pod/container/cpu.max", "50000 100000\n");
+        assert_eq!(count(), 1);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use super::System;
+use super::{System, group};
 
 /// MiB; 0 where nothing tells.
 pub(super) fn mem_mb(system: &System) -> u64 {
@@ -10,23 +10,11 @@ pub(super) fn mem_mb(system: &System) -> u64 {
     let total = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"));
     let total = total.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
     let total_mb = total.map_or(0, |kib| kib / 1024);
-    match group_limit_mb(system) {
+    let limit_mb = group::tightest(system, "memory.max", |text| text.parse::<u64>().ok()).map(|bytes| bytes >> 20);
+    match limit_mb {
         Some(limit_mb) if limit_mb > 0 && (total_mb == 0 || limit_mb < total_mb) => limit_mb,
         _ => total_mb,
     }
-}
-
-/// The tightest limit of this process's control group (version 2) and those above it.
-fn group_limit_mb(system: &System) -> Option<u64> {
-    let groups = fs::read_to_string(system.proc.join("self/cgroup")).ok()?;
-    let group = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
-    let root = system.sys.join("fs/cgroup");
-    let own = root.join(group.trim());
-    let limits = own.ancestors().take_while(|folder| folder.starts_with(&root)).filter_map(|folder| {
-        let limit = fs::read_to_string(folder.join("memory.max")).ok()?;
-        limit.trim().parse::<u64>().ok()
-    });
-    limits.min().map(|bytes| bytes >> 20)
 }
 
 #[cfg(test)]

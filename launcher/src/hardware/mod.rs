@@ -6,11 +6,15 @@ mod amd;
 mod command;
 mod cpu;
 mod gpu;
+mod group;
 mod intel;
 mod memory;
 mod nvidia;
 
-use std::path::{Path, PathBuf};
+use std::{
+    io::Write,
+    path::{Path, PathBuf},
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -83,7 +87,10 @@ impl System {
 
     /// Everything that this process may use.
     pub(crate) fn hardware(&self, env: &dyn Fn(&str) -> Option<String>) -> NodeHardware {
-        let cores = cpu::allowed(cpu::topology(&self.sys), &self.proc);
+        let mut cores = cpu::allowed(cpu::topology(&self.sys), &self.proc);
+        if let Some(quota) = cpu::quota(self) {
+            cores.truncate(quota);
+        }
         NodeHardware { cores, gpus: gpu::find(self, env), mem_mb: memory::mem_mb(self) }
     }
 
@@ -103,6 +110,16 @@ impl System {
 #[must_use]
 pub fn detect(env: &dyn Fn(&str) -> Option<String>) -> NodeHardware {
     System::here().hardware(env)
+}
+
+/// Prints as one line of JSON what this machine has.
+///
+/// # Errors
+/// When nobody reads it.
+pub fn print() -> anyhow::Result<()> {
+    let hardware = detect(&|name| std::env::var(name).ok());
+    writeln!(std::io::stdout(), "{}", serde_json::to_string(&hardware)?)?;
+    Ok(())
 }
 
 /// The numbers of a list such as `0-3,8`; what makes no sense is left out.

@@ -1,5 +1,7 @@
 //! `mpiexec` of Open MPI, versions 4 and 5.
 
+use std::{env, fs, path::PathBuf};
+
 use copal_schemas::settings::MpiKind;
 
 use super::{
@@ -11,6 +13,9 @@ use super::{
 
 const VARIABLES: RankVariables = RankVariables { global: "OMPI_COMM_WORLD_RANK", local: "OMPI_COMM_WORLD_LOCAL_RANK" };
 
+/// Where Open MPI up to version 4 makes its folder.
+pub(super) const FOLDER_VARIABLE: &str = "OMPI_MCA_orte_tmpdir_base";
+
 /// How Open MPI is started here.
 #[derive(Debug)]
 pub(super) struct OpenMpi {
@@ -21,6 +26,38 @@ pub(super) struct OpenMpi {
     pub(super) in_slurm: bool,
     /// Open MPI refuses root unless told twice.
     pub(super) as_root: bool,
+    /// Where its runs keep their files; `None` where they get along without.
+    pub(super) folders: Option<Folders>,
+}
+
+/// Folders for the files of runs, a folder for each place, so that no two runs use one at the same time. Up to
+/// version 4 all runs of a user share one by default, and it happens that one run removes it when another is about to
+/// use it. What is left of them on this machine goes with this value.
+#[derive(Debug)]
+pub(super) struct Folders {
+    prefix: String,
+}
+
+impl Default for Folders {
+    fn default() -> Self {
+        Self { prefix: format!("copal-mpi-{:016x}-", rand::random::<u64>()) }
+    }
+}
+
+impl Folders {
+    fn of(&self, lane: &str) -> PathBuf {
+        env::temp_dir().join(format!("{}{lane}", self.prefix))
+    }
+}
+
+impl Drop for Folders {
+    fn drop(&mut self) {
+        for entry in fs::read_dir(env::temp_dir()).into_iter().flatten().flatten() {
+            if entry.file_name().to_string_lossy().starts_with(&self.prefix) {
+                drop(fs::remove_dir_all(entry.path()));
+            }
+        }
+    }
 }
 
 impl MpiLaunch for OpenMpi {
@@ -57,6 +94,11 @@ impl MpiLaunch for OpenMpi {
             for name in ["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] {
                 command.env.insert(name.into(), "1".into());
             }
+        }
+        if let Some(folders) = &self.folders {
+            // Set after the names that ranks get, since they need not know.
+            let folder = folders.of(&run.lane).display().to_string();
+            command.env.insert(FOLDER_VARIABLE.into(), folder);
         }
         if self.in_slurm {
             command.env.insert("SLURM_OVERLAP".into(), "1".into());

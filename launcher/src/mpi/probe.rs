@@ -5,7 +5,12 @@ use std::{env, path::Path, time::Duration};
 use copal_schemas::settings::MpiKind;
 use nix::unistd::{AccessFlags, access};
 
-use super::{MpiError, MpiLaunch, mpich::Mpich, openmpi::OpenMpi, pals::Pals};
+use super::{
+    MpiError, MpiLaunch,
+    mpich::Mpich,
+    openmpi::{self, Folders, OpenMpi},
+    pals::Pals,
+};
 use crate::{hardware, nodes::Source};
 
 /// What `--version` may take: programs on a busy parallel file system start slowly.
@@ -70,6 +75,8 @@ fn parse_srun_version(text: &str) -> Option<(u32, u32)> {
 /// Which `mpiexec` it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Flavor {
+    /// Up to version 4.
+    OpenRte,
     OpenMpi,
     Hydra,
     Intel,
@@ -80,7 +87,9 @@ impl Flavor {
     /// By what `mpiexec --version` says.
     fn parse(text: &str) -> Option<Self> {
         let text = text.to_ascii_lowercase();
-        if text.contains("open mpi") || text.contains("openrte") || text.contains("open-mpi") || text.contains("prte") {
+        if text.contains("openrte") {
+            Some(Self::OpenRte)
+        } else if text.contains("open mpi") || text.contains("open-mpi") || text.contains("prte") {
             Some(Self::OpenMpi)
         } else if text.contains("intel(r) mpi") {
             Some(Self::Intel)
@@ -95,7 +104,7 @@ impl Flavor {
 
     fn kind(self) -> MpiKind {
         match self {
-            Self::OpenMpi => MpiKind::Openmpi,
+            Self::OpenRte | Self::OpenMpi => MpiKind::Openmpi,
             Self::Hydra | Self::Intel => MpiKind::Mpich,
             Self::Pals => MpiKind::Pals,
         }
@@ -135,9 +144,12 @@ pub(super) fn mpiexec(wanted: Option<MpiKind>, source: Source) -> Result<Box<dyn
 fn launcher(flavor: Flavor, program: String, source: Source) -> Box<dyn MpiLaunch + Send + Sync> {
     let (is_local, in_slurm) = (source == Source::Local, source == Source::Slurm);
     match flavor {
-        Flavor::OpenMpi => {
+        Flavor::OpenRte | Flavor::OpenMpi => {
             let as_root = nix::unistd::geteuid().is_root();
-            Box::new(OpenMpi { program, is_local, in_slurm, as_root })
+            // Who has chosen a folder already knows why.
+            let is_chosen = env::var_os(openmpi::FOLDER_VARIABLE).is_some();
+            let folders = (flavor == Flavor::OpenRte && !is_chosen).then(Folders::default);
+            Box::new(OpenMpi { program, is_local, in_slurm, as_root, folders })
         }
         Flavor::Hydra => Box::new(Mpich { program, is_local, in_slurm, can_bind: true }),
         Flavor::Intel => Box::new(Mpich { program, is_local, in_slurm, can_bind: false }),
@@ -152,7 +164,7 @@ mod tests {
     #[test]
     fn each_mpiexec_is_known_by_what_it_says() {
         let cases = [
-            ("mpiexec (OpenRTE) 4.1.4\n\nReport bugs to http://www.open-mpi.org/community/help/\n", Flavor::OpenMpi),
+            ("mpiexec (OpenRTE) 4.1.4\n\nReport bugs to http://www.open-mpi.org/community/help/\n", Flavor::OpenRte),
             ("mpiexec (Open MPI) 5.0.3\n", Flavor::OpenMpi),
             ("HYDRA build details:\n    Version:                                 4.0.2\n", Flavor::Hydra),
             ("Intel(R) MPI Library for Linux* OS, Version 2021.9 Build 20230307\n", Flavor::Intel),

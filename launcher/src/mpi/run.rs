@@ -8,7 +8,7 @@ use copal_schemas::{
 use crate::{
     hardware::Gpu,
     nodes::Node,
-    packing::{Ask, Placement},
+    packing::{Ask, NodePart, Placement},
 };
 
 /// One node of a run.
@@ -22,11 +22,18 @@ pub struct RunHost {
     pub gpus: Vec<Vec<Gpu>>,
 }
 
+/// By node and first core, which is given to one run at a time.
+fn lane(part: &NodePart) -> String {
+    format!("{}-{}", part.node, part.cores.first().copied().unwrap_or_default())
+}
+
 /// A run of a Job on given nodes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RankedRun {
     /// The Job.
     pub job: JobId,
+    /// A name of its place, which no run beside it has.
+    pub lane: String,
     /// Ranks, threads and GPUs.
     pub shape: ResourceShape,
     /// Where, in the order of the ranks.
@@ -51,7 +58,7 @@ impl RankedRun {
         mut env: StringMap,
         launch_params: StringMap,
     ) -> Self {
-        let host = |part: &crate::packing::NodePart| {
+        let host = |part: &NodePart| {
             let node = nodes.get(part.node)?;
             let cpus = node.cpus_of_ranks(part, &ask.shape);
             let of_rank =
@@ -61,6 +68,7 @@ impl RankedRun {
         env.entry("OMP_NUM_THREADS".into()).or_insert_with(|| ask.shape.threads_per_rank.max(1).to_string());
         Self {
             job: ask.job,
+            lane: placement.parts.first().map_or_else(String::new, lane),
             shape: ask.shape,
             hosts: placement.parts.iter().filter_map(host).collect(),
             program,

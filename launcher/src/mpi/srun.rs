@@ -72,11 +72,14 @@ impl MpiLaunch for Srun {
             format!("--ntasks={}", run.ranks()),
             format!("--ntasks-per-node={ranks}"),
             format!("--nodelist={}", hostlist::compress(&run.host_names())),
-            format!("--cpus-per-task={}", run.threads_per_rank()),
             "--distribution=block".into(),
             "--mem=0".into(),
             "--kill-on-bad-exit=1".into(),
         ];
+        // Since 21.08 this confines a step to CPUs of Slurm's own choice. Without it a step has the whole node.
+        if self.version < (21, 8) || self.slurm_deals_gpus(run) {
+            argv.push(format!("--cpus-per-task={}", run.threads_per_rank()));
+        }
         let mut command;
         let program;
         if self.slurm_deals_gpus(run) {

@@ -91,7 +91,7 @@ fn show(launch: &dyn MpiLaunch) -> String {
 }
 
 fn openmpi(is_local: bool) -> openmpi::OpenMpi {
-    openmpi::OpenMpi { program: "mpiexec".into(), is_local, in_slurm: !is_local, as_root: true }
+    openmpi::OpenMpi { program: "mpiexec".into(), is_local, in_slurm: !is_local, as_root: true, folders: None }
 }
 
 fn mpich(is_local: bool) -> mpich::Mpich {
@@ -145,7 +145,10 @@ fn pitfall_081_srun_inherits_no_binding_of_the_script() {
     for name in ["SLURM_CPU_BIND", "SLURM_MEM_PER_CPU", "SLURM_NTASKS_PER_NODE", "SLURM_CPUS_PER_TASK"] {
         assert!(command.unset.iter().any(|unset| unset == name), "{name}");
     }
-    assert!(command.argv.iter().any(|word| word == "--cpus-per-task=2"));
+    // It would confine the step to CPUs that Slurm chooses.
+    assert!(!command.argv.iter().any(|word| word.starts_with("--cpus-per-task")), "{command:?}");
+    let old = srun::Srun { version: (20, 11), binds: true }.command(&runs()[0].1).unwrap();
+    assert!(old.argv.iter().any(|word| word == "--cpus-per-task=2"), "{old:?}");
 }
 
 #[test]
@@ -203,6 +206,31 @@ fn amd_devices_are_not_chosen_twice() {
     assert!(srun.contains(
         " env -u HIP_VISIBLE_DEVICES -u CUDA_VISIBLE_DEVICES -u GPU_DEVICE_ORDINAL ROCR_VISIBLE_DEVICES=0 ./a b"
     ));
+}
+
+#[test]
+fn runs_of_open_mpi_beside_each_other_have_folders_of_their_own() {
+    let nodes = nodes(GpuVendor::Nvidia, false);
+    let mut packer = Packer::new(&nodes, SortBy::Fifo);
+    let shape = ResourceShape { node_packing_count: 8, ..ResourceShape::default() };
+    let ask = |job| Ask { job: JobId(job), shape, priority: 0, wall_time_min: 0, walltime_limit_min: None };
+    (0..16).for_each(|job| packer.push(ask(job)).unwrap());
+    let launch = openmpi::OpenMpi { folders: Some(openmpi::Folders::default()), ..openmpi(true) };
+    let folders: std::collections::BTreeSet<String> = packer
+        .place(0.0, f64::INFINITY)
+        .iter()
+        .map(|placement| {
+            let run =
+                RankedRun::new(&ask(placement.job.0), placement, &nodes, vec!["true".into()], [].into(), [].into());
+            let mut command = launch.command(&run).unwrap();
+            command.env.remove(openmpi::FOLDER_VARIABLE).unwrap()
+        })
+        .collect();
+    assert_eq!(folders.len(), 16, "{folders:?}");
+    // What is left of them goes with the launcher.
+    folders.iter().for_each(|folder| std::fs::create_dir_all(format!("{folder}/ompi.x.0")).unwrap());
+    drop(launch);
+    assert!(folders.iter().all(|folder| !std::path::Path::new(folder).exists()), "{folders:?}");
 }
 
 /// A machine without MPI can't run these; the project's tests install one.

@@ -2,11 +2,13 @@
 //! One file each for a scheduler; what a node has comes from `hardware`.
 
 mod cobalt;
+mod equip;
 mod flux;
 mod local;
 mod lsf;
 mod pbs;
 mod slurm;
+mod topology;
 
 use copal_schemas::{
     resources::{NodeShape, ResourceShape},
@@ -18,6 +20,7 @@ use crate::{
     hostlist::HostlistError,
     packing::NodePart,
 };
+pub use equip::Rules;
 
 /// One node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,6 +35,8 @@ pub struct Node {
     pub mem_mb: u64,
     /// Whether it is this machine: the launcher's own node, or a pretended one.
     pub is_local: bool,
+    /// Hardware threads that the scheduler granted, where it says so.
+    pub granted_cpus: Option<u32>,
 }
 
 impl Node {
@@ -39,7 +44,7 @@ impl Node {
     #[must_use]
     pub fn new(name: impl Into<String>, hardware: NodeHardware, is_local: bool) -> Self {
         let NodeHardware { cores, gpus, mem_mb } = hardware;
-        Self { name: name.into(), cores, gpus, mem_mb, is_local }
+        Self { name: name.into(), cores, gpus, mem_mb, is_local, granted_cpus: None }
     }
 
     /// What it has, as numbers.
@@ -107,6 +112,8 @@ pub enum Source {
 pub struct Allocation {
     /// In the scheduler's order: near nodes are near in the list.
     pub nodes: Vec<Node>,
+    /// What settings and scheduler say of each, whatever is found there.
+    pub rules: Rules,
     /// The scheduler's id of the BatchJob.
     pub scheduler_id: Option<String>,
     /// Whose list it is.
@@ -189,9 +196,13 @@ type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
 /// [`NodesError`] when the scheduler's list can't be read.
 pub fn discover(settings: &Settings, env: &dyn Fn(&str) -> Option<String>) -> Result<Allocation, NodesError> {
     let here = nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    let listed = list(settings, &here, env)?;
+    let mut listed = list(settings, &here, env)?;
     if listed.hosts.is_empty() {
         return Err(NodesError::Empty { variable: listed.variable });
+    }
+    // Two are always near enough.
+    if listed.source == Source::Slurm && listed.hosts.len() > 2 {
+        topology::sort(&mut listed.hosts, &topology::read());
     }
     Ok(equip(listed, &here, &System::here(), &settings.launcher, env))
 }
@@ -221,10 +232,15 @@ fn list(settings: &Settings, here: &str, env: Env<'_>) -> Result<Listed, NodesEr
 /// Gives each node what it has.
 fn equip(listed: Listed, here: &str, system: &System, settings: &LauncherSettings, env: Env<'_>) -> Allocation {
     let own = system.hardware(env);
-    let gpus = settings.gpu_ids.as_ref().map(|ids| system.named_gpus(ids));
     // Nodes that the local scheduler pretends share this machine's CPUs with each other, whichever
     // BatchJob they are in.
     let is_pretended = listed.source == Source::Local && (listed.scheduler_id.is_some() || listed.hosts.len() > 1);
+    let rules = Rules {
+        cpus: settings.cpus_per_node,
+        gpus: settings.gpu_ids.as_ref().map(|ids| system.named_gpus(ids)),
+        mem_mb: listed.mem_mb,
+        is_pretended,
+    };
     let node = |host: Host| {
         let is_local = listed.source == Source::Local || same_host(&host.name, here);
         let mut hardware = own.clone();
@@ -232,49 +248,17 @@ fn equip(listed: Listed, here: &str, system: &System, settings: &LauncherSetting
             // This process's mask says nothing about the other nodes.
             hardware.cores = system.all_cores();
         }
-        match settings.cpus_per_node {
-            Some(count) => set_cores(&mut hardware.cores, count),
-            None => grant(&mut hardware.cores, host.cpus),
-        }
-        if is_pretended {
-            hardware.cores.iter_mut().for_each(|core| core.threads.clear());
-        }
-        if let Some(gpus) = &gpus {
-            hardware.gpus.clone_from(gpus);
-        }
-        hardware.mem_mb = listed.mem_mb.map_or(hardware.mem_mb, |granted| match hardware.mem_mb {
-            0 => granted,
-            has => has.min(granted),
-        });
-        Node::new(host.name, hardware, is_local)
+        let node = Node { granted_cpus: host.cpus, ..Node::new(host.name, NodeHardware::default(), is_local) };
+        rules.equip(&node, hardware)
     };
     let nodes = listed.hosts.into_iter().map(node).collect();
-    Allocation { nodes, scheduler_id: listed.scheduler_id, source: listed.source }
+    Allocation { nodes, rules, scheduler_id: listed.scheduler_id, source: listed.source }
 }
 
 /// Whether two names are those of one host, with or without its domain.
 fn same_host(a: &str, b: &str) -> bool {
     let short = |name: &str| name.split('.').next().unwrap_or_default().to_ascii_lowercase();
     short(a) == short(b)
-}
-
-/// Leaves as many cores as the granted hardware threads fill. A scheduler that counts cores grants no fewer
-/// than there are, so then nothing is taken away.
-fn grant(cores: &mut Vec<Core>, cpus: Option<u32>) {
-    let Some(cpus) = cpus.map(|cpus| cpus as usize).filter(|cpus| *cpus > 0 && *cpus < cores.len()) else { return };
-    let threads = cores.first().map_or(1, |core| core.threads.len());
-    cores.truncate(cpus.div_ceil(threads));
-}
-
-/// Exactly so many cores. Those that the system does not know are numbered on, without a thread that a rank
-/// could be bound to.
-fn set_cores(cores: &mut Vec<Core>, count: u32) {
-    cores.truncate(count as usize);
-    let mut next = cores.iter().flat_map(|core| &core.threads).max().map_or(0, |highest| highest + 1);
-    while cores.len() < count as usize {
-        cores.push(Core { id: next, threads: Vec::new(), numa: 0 });
-        next += 1;
-    }
 }
 
 /// The lines of a file that a variable names, each host once, in order.

@@ -11,6 +11,7 @@ mod posts;
 mod rate;
 mod setup;
 mod signals;
+mod survey;
 pub mod verdict;
 mod waiting;
 
@@ -30,6 +31,7 @@ use tracing::{error, info, warn};
 use crate::{
     args::PilotArgs,
     fleet::{Fleet, FromFleet},
+    hardware::NodeHardware,
     login, logs,
     mode::task::Workshop,
     mpi, partition,
@@ -119,6 +121,7 @@ struct Ears {
     verdicts: UnboundedReceiver<Verdict>,
     fleet: UnboundedReceiver<FromFleet>,
     opened: UnboundedReceiver<Result<(Client, SessionId)>>,
+    surveyed: UnboundedReceiver<survey::Found>,
 }
 
 /// The other ends.
@@ -168,6 +171,7 @@ impl Pilot {
         let (verdicts, verdict_ears) = unbounded_channel();
         let (opened, opened_ears) = unbounded_channel();
         let (fleet_events, fleet_ears) = unbounded_channel();
+        let (surveyed, survey_ears) = unbounded_channel();
 
         let setup = Setup {
             kill_grace_sec: settings.launcher.kill_grace_sec,
@@ -207,23 +211,24 @@ impl Pilot {
             if names.len() < allocation.nodes.len() { ", …" } else { "" }
         );
         let workers = posts.workers.len();
-        let mut book = Book::new(allocation.nodes, posts.of_node, settings.launcher.sort_by, workshop);
+        let unknown = match &workshop.mpi {
+            Some(_) => survey::unknown(&allocation.nodes, &allocation.rules),
+            None => Vec::new(),
+        };
+        if let Some(mpi) = &workshop.mpi {
+            survey::ask(&unknown, &allocation.nodes, mpi.as_ref(), &surveyed)?;
+        }
+        let sort_by = settings.launcher.sort_by;
+        let mut book = Book::new(allocation.nodes, allocation.rules, posts.of_node.clone(), sort_by, workshop);
         if let Some(limit) = settings.launcher.max_concurrent.filter(|_| mode == JobMode::Serial) {
             book.limit_jobs_per_node(limit as usize);
         }
         if !shares_nodes {
             book.limit_jobs_per_node(1);
         }
-        for (worker, post) in posts.workers.iter().enumerate() {
-            if post.is_some() {
-                book.await_worker(worker);
-            }
-        }
-        let terms = Terms {
-            filter_tags: args.filter_tags(),
-            serial_only: mode == JobMode::Serial,
-            sort_by: settings.launcher.sort_by,
-        };
+        let remote = posts.workers.iter().filter_map(|post| *post);
+        remote.chain(unknown).for_each(|node| book.await_node(node));
+        let terms = Terms { filter_tags: args.filter_tags(), serial_only: mode == JobMode::Serial, sort_by };
         let pilot = Self {
             site,
             settings,
@@ -234,7 +239,13 @@ impl Pilot {
             contact: Contact::default(),
             lease: None,
             asking: Asking::default(),
-            ears: Ears { heard: heard_ears, verdicts: verdict_ears, fleet: fleet_ears, opened: opened_ears },
+            ears: Ears {
+                heard: heard_ears,
+                verdicts: verdict_ears,
+                fleet: fleet_ears,
+                opened: opened_ears,
+                surveyed: survey_ears,
+            },
             mouths: Mouths { heard, verdicts, opened },
             fleet,
             book,
@@ -317,6 +328,7 @@ impl Pilot {
                     Ok((client, session_id)) => self.begin_lease(client, session_id),
                     Err(error) => self.stop(Reason::new(ExitReason::Failed, format!("{error:#}"))),
                 },
+                Some((node, found)) = self.ears.surveyed.recv() => self.hear_node(node, found),
                 name = signals.next() => {
                     self.stop(Reason::new(ExitReason::EndOfTime, format!("got {name}")));
                 }
@@ -418,6 +430,18 @@ impl Pilot {
                 }
             }
         }
+    }
+
+    fn hear_node(&mut self, node: usize, found: Result<NodeHardware>) {
+        let name = self.book.name(node).to_owned();
+        let found = found.inspect_err(|error| {
+            let error = format!("{error:#}");
+            error!(
+                node = name,
+                error, "can't ask a node for its GPUs; it is not used. launcher.gpu_ids would tell them"
+            );
+        });
+        self.book.hear_node(node, found.ok());
     }
 
     /// A worker is gone: its runs are over, what they left is killed, and a new worker takes its place.

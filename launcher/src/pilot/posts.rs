@@ -72,10 +72,11 @@ pub(super) async fn start_remote_workers(
 }
 
 /// One process on a node that may use all of it.
-fn one_process(node: &Node, program: Vec<String>) -> RankedRun {
+pub(super) fn one_process(node: &Node, program: Vec<String>) -> RankedRun {
     let host = RunHost { name: node.name.clone(), cpus: Vec::new(), gpus: Vec::new() };
     RankedRun {
         job: JobId(0),
+        lane: format!("worker-{}", node.name),
         shape: ResourceShape::default(),
         hosts: vec![host],
         program,

@@ -30,6 +30,10 @@ pub enum Mood {
     Busy,
     /// Takes no token any more.
     Unauthenticated,
+    /// Answers nothing until the mood is another one; then all that was asked.
+    Slow,
+    /// Answers updates by 503, and everything else well.
+    RefusesUpdates,
     /// Does what is asked and closes the connection instead of answering, for updates.
     LosesUpdateAnswers,
     /// The same for acquires.
@@ -51,6 +55,9 @@ pub struct State {
     pub updates: Vec<Value>,
     keys: HashSet<String>,
     pub doubled_keys: usize,
+    pub refused_updates: usize,
+    /// Calls whose connection was closed.
+    pub turned_away: usize,
     pub acquires: Vec<Value>,
     pub cancel: Vec<i64>,
     pub stop: bool,
@@ -145,8 +152,14 @@ impl Service {
     }
 
     pub fn launch_with(&self, arguments: &[&str], env: &[(&str, &str)]) -> Launcher {
+        self.launch_by(Command::new("env"), arguments, env)
+    }
+
+    /// Has the launcher run by another command, which is given its words.
+    pub fn launch_by(&self, mut command: Command, arguments: &[&str], env: &[(&str, &str)]) -> Launcher {
         let log = fs::OpenOptions::new().create(true).append(true).open(self.path("log")).unwrap();
-        let child = Command::new(env!("CARGO_BIN_EXE_copal-launcher"))
+        let child = command
+            .arg(env!("CARGO_BIN_EXE_copal-launcher"))
             .arg("--site")
             .arg(self.path("site"))
             .args(arguments)
@@ -282,8 +295,20 @@ fn problem(status: u16, code: &str) -> Option<(u16, Value)> {
 fn answer(shared: &Shared, method: &str, path: &str, query: &str, body: &Value) -> Option<(u16, Value)> {
     let (state, changed) = shared;
     let mut state = state.lock().unwrap();
+    while state.mood == Mood::Slow {
+        state = changed.wait(state).unwrap();
+    }
     match state.mood {
-        Mood::Away => return None,
+        Mood::RefusesUpdates if path.ends_with("/updates") => {
+            state.refused_updates += 1;
+            changed.notify_all();
+            return problem(503, "unavailable");
+        }
+        Mood::Away => {
+            state.turned_away += 1;
+            changed.notify_all();
+            return None;
+        }
         Mood::Busy => return problem(503, "unavailable"),
         Mood::Unauthenticated => return problem(401, "unauthenticated"),
         _ => {}

@@ -23,7 +23,7 @@ use crate::{
     apps::Apps,
     hardware::NodeHardware,
     mode::task::{Classes, Workshop},
-    nodes::Node,
+    nodes::{Node, Rules},
     packing::{Ask, Packer},
     protocol::{RunId, Slot, SlotId},
     stop::Deadline,
@@ -62,8 +62,6 @@ struct SlotState {
 struct Post {
     /// Places on the list of nodes.
     nodes: Vec<usize>,
-    /// What its nodes have is only guessed until it says so.
-    is_awaited: bool,
     followers: usize,
     slots: HashMap<u64, usize>,
     rate: Rate,
@@ -74,6 +72,9 @@ struct Post {
 pub(super) struct Book {
     start: Instant,
     nodes: Vec<Node>,
+    rules: Rules,
+    /// Nodes on which nothing starts before it is known what they have.
+    awaited: BTreeSet<usize>,
     of_node: Vec<usize>,
     posts: Vec<Post>,
     packer: Packer,
@@ -101,7 +102,13 @@ pub(super) struct Book {
 }
 
 impl Book {
-    pub(super) fn new(nodes: Vec<Node>, of_node: Vec<usize>, sort_by: SortBy, workshop: Workshop) -> Self {
+    pub(super) fn new(
+        nodes: Vec<Node>,
+        rules: Rules,
+        of_node: Vec<usize>,
+        sort_by: SortBy,
+        workshop: Workshop,
+    ) -> Self {
         let workers = of_node.iter().max().map_or(0, |last| last + 1);
         let mut posts: Vec<Post> = (0..workers).map(|_| Post::default()).collect();
         for (node, worker) in of_node.iter().enumerate() {
@@ -112,6 +119,8 @@ impl Book {
             packer: Packer::new(&nodes, sort_by),
             apps: Apps::new(workshop.site.clone()),
             nodes,
+            rules,
+            awaited: BTreeSet::new(),
             of_node,
             posts,
             workshop,
@@ -137,10 +146,10 @@ impl Book {
         self.packer.limit_jobs_per_node(limit.max(1));
     }
 
-    /// Starts nothing on the nodes of a worker until it has arrived.
-    pub(super) fn await_worker(&mut self, worker: usize) {
-        self.posts[worker].is_awaited = true;
-        self.set_aside(worker);
+    /// Starts nothing on a node until it is known what it has.
+    pub(super) fn await_node(&mut self, node: usize) {
+        self.awaited.insert(node);
+        self.packer.set_aside(node);
     }
 
     /// Starts nothing more on the nodes of a worker.
@@ -151,30 +160,47 @@ impl Book {
     }
 
     /// The worker is there, and perhaps says what its node has.
-    pub(super) fn bring_back(&mut self, worker: usize, hardware: Option<NodeHardware>) {
-        self.posts[worker].is_awaited = false;
+    pub(super) fn bring_back(&mut self, worker: usize, found: Option<NodeHardware>) {
         for node in self.posts[worker].nodes.clone() {
-            self.equip(node, hardware.as_ref());
+            self.use_node(node, found.clone());
         }
         self.judge_again();
     }
 
     /// The nodes of a worker will not be used any more: Jobs that only they could hold are given back.
     pub(super) fn retire(&mut self, worker: usize) {
-        self.posts[worker].is_awaited = false;
-        for node in &self.posts[worker].nodes {
-            self.packer.retire(*node);
+        for node in self.posts[worker].nodes.clone() {
+            self.retire_node(node);
         }
         self.judge_again();
     }
 
-    fn equip(&mut self, node: usize, hardware: Option<&NodeHardware>) {
-        if let Some(hardware) = hardware {
-            let Node { name, is_local, .. } = self.nodes[node].clone();
-            self.nodes[node] = Node::new(name, hardware.clone(), is_local);
+    /// A node has said what it has, or can't be asked and so not be used.
+    pub(super) fn hear_node(&mut self, node: usize, found: Option<NodeHardware>) {
+        match found {
+            Some(found) => self.use_node(node, Some(found)),
+            None => self.retire_node(node),
+        }
+        self.judge_again();
+    }
+
+    /// The name of a node.
+    pub(super) fn name(&self, node: usize) -> &str {
+        &self.nodes[node].name
+    }
+
+    fn use_node(&mut self, node: usize, found: Option<NodeHardware>) {
+        if let Some(found) = found {
+            self.nodes[node] = self.rules.equip(&self.nodes[node], found);
             self.packer.set_node(node, &self.nodes[node]);
         }
+        self.awaited.remove(&node);
         self.packer.bring_back(node);
+    }
+
+    fn retire_node(&mut self, node: usize) {
+        self.awaited.remove(&node);
+        self.packer.retire(node);
     }
 
     /// Judges anew which Jobs can run here, now that more is known of the nodes.
@@ -194,10 +220,10 @@ impl Book {
 
     /// A Job that no node can hold is given back, unless nodes are still awaited that perhaps can.
     fn turn_away(&mut self, job: Job, reason: String) {
-        if self.posts.iter().any(|post| post.is_awaited) {
-            self.doubtful.push(job);
-        } else {
+        if self.awaited.is_empty() {
             self.give_back(&job, reason);
+        } else {
+            self.doubtful.push(job);
         }
     }
 

@@ -1,0 +1,116 @@
+//! Many nodes, each with a worker of its own that connects back.
+
+use std::collections::BTreeSet;
+
+use nix::sys::signal::Signal;
+use serde_json::json;
+
+use crate::{
+    allocation, far_settings,
+    support::{
+        is_alive,
+        service::{Launcher, Service},
+        wait_for_file, wait_until,
+    },
+};
+
+fn launch(service: &Service, nodes: &str, mode: &str) -> Launcher {
+    let env = allocation(nodes);
+    let env: Vec<(&str, &str)> = env.iter().map(|(name, value)| (*name, value.as_str())).collect();
+    service.launch_with(&["-j", mode, "-t", "10", "--batch-job-id", "7"], &env)
+}
+
+#[test]
+fn sixty_four_nodes_have_workers_of_their_own() {
+    const NODES: i64 = 64;
+    let service = Service::start(&far_settings(2));
+    for id in 1..=NODES {
+        let say = "echo $COPAL_TEST_NODE > node.new; mv node.new node; exec sleep 600";
+        service.job_with(id, 1, json!({"parameters": {"cmd": say}, "node_packing_count": 1}));
+    }
+    // By loopback addresses, which all are this machine's.
+    let mut launcher = launch(&service, "127.0.0.[2-65]", "serial");
+    service.wait_until("a Job on each node", |state| {
+        (state.updates.iter().filter(|update| update["state"] == "RUNNING").count() == 64).then_some(())
+    });
+    let node = |id: i64| {
+        let path = service.path(&format!("site/data/job/{id}/node")).to_str().unwrap().to_owned();
+        wait_for_file(&path);
+        std::fs::read_to_string(path).unwrap().trim().to_owned()
+    };
+    let nodes: BTreeSet<String> = (1..=NODES).map(node).collect();
+    assert_eq!(nodes.len(), 64, "{nodes:?}");
+    let processes = launcher.children();
+    launcher.signal(Signal::SIGTERM);
+    assert_eq!(launcher.wait(), Some(0), "{}", service.read("log"));
+    for id in 1..=NODES {
+        assert_eq!(service.states(id), ["RUNNING", "RUN_TIMEOUT"]);
+    }
+    wait_until(|| processes.iter().all(|pid| !is_alive(*pid)), "all processes are gone");
+}
+
+#[test]
+fn pitfall_099_jobs_of_every_node_save_their_state_when_only_the_head_is_told_to_stop() {
+    let service = Service::start(&far_settings(2));
+    for id in 1..=3 {
+        let save = "bash -c 'trap \"echo saved > state; exit 0\" USR1; echo > ready; while :; do sleep 0.02; done'";
+        service.job_with(
+            id,
+            1,
+            json!({"parameters": {"cmd": save}, "node_packing_count": 1,
+                   "checkpoint": {"signal": "SIGUSR1", "grace_sec": 20.0}}),
+        );
+    }
+    let mut launcher = launch(&service, "far[1-3]", "serial");
+    for id in 1..=3 {
+        wait_for_file(service.path(&format!("site/data/job/{id}/ready")).to_str().unwrap());
+        service.wait_for(id, "RUNNING");
+    }
+    launcher.signal(Signal::SIGTERM);
+    assert_eq!(launcher.wait(), Some(0), "{}", service.read("log"));
+    for id in 1..=3 {
+        assert_eq!(service.read(&format!("site/data/job/{id}/state")), "saved\n");
+        assert_eq!(service.wait_for(id, "RUN_TIMEOUT")["state_data"]["reason"], "walltime");
+    }
+}
+
+#[test]
+fn pitfall_093_a_worker_of_another_node_that_dies_is_noticed_and_its_job_runs_elsewhere() {
+    let service = Service::start(&far_settings(2));
+    // It ends by itself in its second run.
+    let once = "echo $COPAL_TEST_NODE >> nodes; test -e ran && exit 0; echo > ran; exec sleep 600";
+    service.job_with(1, 1, json!({"parameters": {"cmd": once}, "node_packing_count": 1}));
+    let mut launcher = launch(&service, "far[1-2]", "serial");
+    service.wait_for(1, "RUNNING");
+    wait_for_file(service.path("site/data/job/1/ran").to_str().unwrap());
+    let first = service.read("site/data/job/1/nodes").trim().to_owned();
+    let worker = launcher.children().into_iter().find(|pid| {
+        let read =
+            |name: &str| String::from_utf8_lossy(&std::fs::read(format!("/proc/{pid}/{name}")).unwrap()).into_owned();
+        read("cmdline").contains("worker") && read("environ").contains(&format!("COPAL_TEST_NODE={first}\0"))
+    });
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(worker.unwrap()), Signal::SIGKILL).unwrap();
+    assert_eq!(service.wait_for(1, "RUN_TIMEOUT")["state_data"]["reason"], "worker_lost");
+    service.wait_for(1, "RUN_DONE");
+    let nodes = service.read("site/data/job/1/nodes");
+    assert_eq!(nodes.lines().collect::<BTreeSet<_>>(), BTreeSet::from(["far1", "far2"]));
+    // Two nodes are not there any more: what needs both is given back.
+    service.job_with(2, 1, json!({"parameters": {"cmd": "true"}, "mem_mb": 1_000_000_000}));
+    service.wait_until("a Job that is given back", |state| state.released.first().cloned());
+    launcher.signal(Signal::SIGTERM);
+    assert_eq!(launcher.wait(), Some(0));
+}
+
+#[test]
+fn forty_runs_of_open_mpi_start_at_once() {
+    let settings = "launcher: {idle_ttl_sec: 1, cpus_per_node: 40, mpi: openmpi}\n";
+    let service = Service::start(settings);
+    for id in 1..=40 {
+        service.job_with(id, 2, json!({"node_packing_count": 40}));
+    }
+    let mut launcher = service.launch(&["-j", "mpi", "-t", "10", "--batch-job-id", "7"]);
+    assert_eq!(launcher.wait(), Some(0), "{}", service.read("log"));
+    for id in 1..=40 {
+        assert_eq!(service.states(id), ["RUNNING", "RUN_DONE"], "{}", service.read("log"));
+    }
+}
