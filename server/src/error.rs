@@ -248,8 +248,16 @@ impl From<sqlx::Error> for ApiError {
                         error
                     }
                     // Lock or statement time-out, too many connections, a server that stops,
-                    // crashes, starts, or is read-only for the moment.
-                    "55P03" | "57014" | "53300" | "57P01" | "57P02" | "57P03" | "25006" => Self::unavailable(error),
+                    // crashes or starts.
+                    "55P03" | "57014" | "53300" | "57P01" | "57P02" | "57P03" => Self::unavailable(error),
+                    // A standby, or a server that its operator protects.
+                    "25006" => {
+                        let mut error = Self::unavailable(error);
+                        error.0.problem.detail =
+                            "the service's database is read-only now, so nothing can be changed; try again later"
+                                .into();
+                        error
+                    }
                     code if code.starts_with("08") => Self::unavailable(error),
                     // A value that no column of the kind can hold and no check caught before.
                     "22003" | "22008" | "22021" | "22P05" => Self::invalid_at(

@@ -210,6 +210,46 @@ async fn pitfall_115_cancel_ten_thousand() {
     assert_eq!(user.get("/jobs/by-state").await.ok(), json!({"FAILED": 10_000}));
 }
 
+/// A database that takes no changes says so; what can be read is read, and all goes on once it takes changes again.
+#[tokio::test]
+async fn pitfall_115_a_read_only_database_is_called_that() {
+    let world = World::new().await;
+    let user = &world.user;
+    let job = world.plain_jobs(1).await[0];
+    let mut database = world.service.database().connect().await;
+    let name: String = sqlx::query_scalar("select current_database()").fetch_one(&mut database).await.unwrap();
+    for (setting, status) in [("on", 503), ("off", 200)] {
+        // New connections have the setting; the service's are cut, as when a standby takes over.
+        let alter = format!("alter database \"{name}\" set default_transaction_read_only = {setting}");
+        // This connection may have been opened read-only itself.
+        sqlx::query("set default_transaction_read_only = off").execute(&mut database).await.unwrap();
+        sqlx::query(sqlx::AssertSqlSafe(alter)).execute(&mut database).await.unwrap();
+        cut_connections(&mut database).await;
+        let answer = wait_for("the service's new connections", LIMIT, || async {
+            let answer = user.post("/jobs/cancel", &json!({})).await;
+            let settled =
+                answer.status == status && (status == 200 || answer.body["detail"].to_string().contains("read-only"));
+            if settled { Ok(answer) } else { Err(format!("{answer:?}")) }
+        })
+        .await;
+        if status == 503 {
+            assert_eq!(answer.refused(503)["code"], "unavailable");
+            assert_eq!(user.state(job).await, "PREPROCESSED");
+        }
+    }
+    assert_eq!(user.state(job).await, "FAILED");
+}
+
+async fn cut_connections(database: &mut sqlx::PgConnection) {
+    sqlx::query(
+        "select pg_terminate_backend(pid) from pg_stat_activity
+         where datname = current_database() and pid <> pg_backend_pid()",
+    )
+    .execute(database)
+    .await
+    .unwrap();
+}
+
 /// Wake-ups are an accelerator, not the mechanism: with notifications lost, Jobs are still found.
 #[tokio::test]
 async fn pitfall_118_a_dead_listener_does_not_stop_work() {
@@ -228,14 +268,7 @@ async fn pitfall_118_a_dead_listener_does_not_stop_work() {
         }
     });
     // Cut every connection of the service, the listening one too.
-    let mut database = world.service.database().connect().await;
-    sqlx::query(
-        "select pg_terminate_backend(pid) from pg_stat_activity
-         where datname = current_database() and pid <> pg_backend_pid()",
-    )
-    .execute(&mut database)
-    .await
-    .unwrap();
+    cut_connections(&mut world.service.database().connect().await).await;
     let job = wait_for("a Job to be made on new connections", LIMIT, || async {
         let body = json!([{"app_id": world.plain, "workdir": "w"}]);
         let answer = world.user.post("/jobs/", &body).await;
@@ -272,4 +305,36 @@ async fn pitfall_120_failure_reaches_grandchildren() {
     for job in [a, b, c] {
         assert_eq!(user.state(job).await, "FAILED");
     }
+}
+
+/// The last report hangs in the database and its sender gives up waiting: sent again, it counts once, and the Job does
+/// not stay RUNNING.
+#[tokio::test]
+async fn pitfall_135_a_report_that_hangs_is_sent_again_and_counts_once() {
+    let world = World::new().await;
+    let user = &world.user;
+    let job = world.plain_jobs(1).await[0];
+    let session = world.session().await;
+    user.acquire(session, &json!({})).await;
+    user.report(session, job, &["RUNNING"]).await;
+    let mut database = world.service.database().connect().await;
+    let mut blocker = sqlx::Connection::begin(&mut database).await.unwrap();
+    sqlx::query("select id from jobs where id = $1 for update").bind(job).execute(&mut *blocker).await.unwrap();
+
+    let report = json!({"batch_key": uuid::Uuid::new_v4(),
+        "updates": [{"job_id": job, "state": "RUN_DONE", "return_code": 0}]});
+    let path = format!("/sessions/{session}/updates");
+    let impatient = user.request(reqwest::Method::POST, &path).json(&report).timeout(Duration::from_millis(300));
+    assert!(impatient.send().await.unwrap_err().is_timeout());
+    let again = {
+        let (user, path, report) = (user.clone(), path.clone(), report.clone());
+        tokio::spawn(async move { user.post(&path, &report).await })
+    };
+    blocker.rollback().await.unwrap();
+    let answer = again.await.unwrap().ok();
+    assert_eq!(answer, json!({"accepted": 1, "rejected": []}));
+    assert_eq!(user.state(job).await, "JOB_FINISHED");
+    assert_eq!(user.post(&path, &report).await.ok(), answer);
+    assert_eq!(user.count(&format!("/events/?job_id={job}&to_state=RUN_DONE")).await, 1);
+    assert_eq!(user.get(&format!("/jobs/{job}/attempts")).await.ok().as_array().unwrap().len(), 1);
 }

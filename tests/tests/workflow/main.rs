@@ -4,6 +4,7 @@
 
 mod bad_input;
 mod faults;
+mod outage;
 mod tour;
 
 use copal_tests::laptop;
