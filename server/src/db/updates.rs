@@ -6,11 +6,12 @@ use std::collections::BTreeMap;
 use copal_schemas::{
     JobId, JobState, SessionId,
     job_state::{self, Actor},
-    session::{JobUpdate, Rejected, Rejection, Updates, UpdatesAnswer},
+    session::{JobUpdate, Rejected, Rejection, Release, Updates, UpdatesAnswer},
 };
 use sqlx::{PgConnection, types::Json};
 
 use super::{
+    refusals,
     scope::Scope,
     sessions,
     transition::{Ask, Moves, Moving, Which},
@@ -28,14 +29,15 @@ pub async fn report(
     report: Updates,
 ) -> ApiResult<UpdatesAnswer> {
     // Locks the Session, so that a repeated report waits for the first one's answer.
-    sessions::beat(&mut *conn, scope, session).await?;
+    let holder = sessions::beat(&mut *conn, scope, session).await?;
     const KNOWN: &str = "select answer from update_batches where session_id = $1 and batch_key = $2";
     let known: Option<Json<UpdatesAnswer>> =
         sqlx::query_scalar(KNOWN).bind(session).bind(report.batch_key).fetch_optional(&mut *conn).await?;
     if let Some(Json(answer)) = known {
         return Ok(answer);
     }
-    let mut ids: Vec<JobId> = report.updates.iter().map(|update| update.job_id).collect();
+    let released = report.release.iter().map(|release| release.job_id);
+    let mut ids: Vec<JobId> = report.updates.iter().map(|update| update.job_id).chain(released).collect();
     ids.sort_unstable();
     ids.dedup();
     let mut moves = Moves::lock(&mut *conn, Which::Owned(scope, &ids)).await?;
@@ -55,7 +57,9 @@ pub async fn report(
             Err((reason, detail)) => answer.rejected.push(Rejected { index, job_id, reason, detail }),
         }
     }
+    let refused = release(&mut moves, session, &report.release);
     moves.apply(&mut *conn).await?;
+    refusals::note(&mut *conn, holder, &refused).await?;
     if !data.is_empty() {
         const DATA: &str = "update job_details d set data = u.data from unnest($1::bigint[], $2::jsonb[]) \
              as u(id, data) where d.job_id = u.id";
@@ -68,6 +72,21 @@ pub async fn report(
     const KEEP: &str = "insert into update_batches (session_id, batch_key, answer) values ($1, $2, $3)";
     sqlx::query(KEEP).bind(session).bind(report.batch_key).bind(Json(&answer)).execute(conn).await?;
     Ok(answer)
+}
+
+/// Frees the Jobs that the holder gives back and that still wait for it; says which these are.
+fn release<'a>(moves: &mut Moves, session: SessionId, given_back: &'a [Release]) -> Vec<&'a Release> {
+    let mut refused = Vec::new();
+    for release in given_back {
+        if let Some((now, job)) = moves.get_mut(release.job_id)
+            && job.row.session_id == Some(session)
+            && job.row.state.is_runnable()
+        {
+            job.lose_session(now);
+            refused.push(release);
+        }
+    }
+    refused
 }
 
 fn take(now: copal_schemas::Timestamp, job: &mut Moving, update: JobUpdate) -> Result<(), (Rejection, String)> {

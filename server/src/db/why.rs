@@ -12,7 +12,7 @@ use copal_schemas::{
 };
 use sqlx::{FromRow, PgConnection, types::Json};
 
-use super::{jobs, scope::Scope};
+use super::{jobs, refusals, refusals::Refusal, scope::Scope};
 use crate::error::{ApiError, ApiResult};
 
 /// An agent that has said nothing for so long is probably not there.
@@ -183,12 +183,17 @@ struct Allocation {
     /// The scheduler's reason.
     reason: Option<String>,
     has_launcher: bool,
+    /// Why its launcher gave the Job back.
+    refused: Option<String>,
 }
 
 impl Allocation {
     /// Why it will never take this Job.
     fn misfit(&self, job: &Job) -> Option<WhyReason> {
         let id = self.id;
+        if let Some(told) = &self.refused {
+            return Some(reason(WhyCode::Shape, format!("no node of BatchJob {id} can hold it: {told}")));
+        }
         if let Some((key, value)) = self.tags.iter().find(|(key, value)| job.tags.get(*key) != Some(value)) {
             return Some(reason(
                 WhyCode::Tags,
@@ -218,13 +223,23 @@ async fn runnable(conn: &mut PgConnection, job: &Job, site: &SiteRow) -> ApiResu
     {
         return Ok(vec![reason(WhyCode::Shape, format!("no node of Site {} can hold it: {why}", site.name))]);
     }
-    let allocations = read_allocations(&mut *conn, job).await?;
+    let refusals = refusals::of(&mut *conn, job.id).await?;
+    let allocations = read_allocations(&mut *conn, job, &refusals).await?;
     let ahead = match allocations.iter().any(|open| open.state == BatchJobState::Running && open.misfit(job).is_none())
     {
         true => count_ahead(conn, job).await?,
         false => 0,
     };
-    Ok(judge(job, &site.name, &allocations, ahead))
+    let mut reasons = judge(job, &site.name, &allocations, ahead);
+    // Those that have ended, too: another one like them would not run it either.
+    let is_told = |refusal: &&Refusal| {
+        allocations.iter().any(|open| Some(open.id) == refusal.batch_job_id && open.refused.is_some())
+    };
+    reasons.extend(refusals.iter().filter(|refusal| !is_told(refusal)).map(|refusal| {
+        let who = refusal.batch_job_id.map_or_else(|| "a launcher".to_owned(), |id| format!("BatchJob {id}"));
+        reason(WhyCode::Shape, format!("{who} gave it back: {}", refusal.message))
+    }));
+    Ok(reasons)
 }
 
 /// What allocations say of a runnable Job that nobody holds. `ahead`: Jobs that come before it.
@@ -270,7 +285,7 @@ fn judge(job: &Job, site: &str, allocations: &[Allocation], ahead: i64) -> Vec<W
     reasons
 }
 
-async fn read_allocations(conn: &mut PgConnection, job: &Job) -> ApiResult<Vec<Allocation>> {
+async fn read_allocations(conn: &mut PgConnection, job: &Job, refusals: &[Refusal]) -> ApiResult<Vec<Allocation>> {
     #[derive(FromRow)]
     struct BatchJobRow {
         id: BatchJobId,
@@ -302,9 +317,13 @@ async fn read_allocations(conn: &mut PgConnection, job: &Job) -> ApiResult<Vec<A
             minutes_left: row.minutes_left,
             reason: row.reason.filter(|reason| !reason.is_empty()),
             has_launcher: row.has_launcher,
+            refused: None,
         };
+        let refusal = refusals.iter().find(|refusal| refusal.batch_job_id == Some(whole.id));
+        let refused = refusal.map(|refusal| refusal.message.clone());
         match row.partitions.map(|Json(partitions)| partitions).filter(|partitions| !partitions.is_empty()) {
-            None => allocations.push(whole),
+            None => allocations.push(Allocation { refused, ..whole }),
+            // One partition's refusal says nothing about the others.
             Some(partitions) => allocations.extend(partitions.into_iter().map(|partition| Allocation {
                 num_nodes: partition.num_nodes,
                 mode: partition.job_mode,
@@ -353,6 +372,7 @@ mod tests {
             minutes_left: 20,
             reason: None,
             has_launcher: true,
+            refused: None,
         }
     }
 
@@ -373,6 +393,8 @@ mod tests {
         let serial = Allocation { mode: JobMode::Serial, ..running() };
         assert_eq!(codes(&job(serde_json::json!({"ranks_per_node": 2})), &[serial]), [WhyCode::Nodes]);
         assert_eq!(codes(&job(serde_json::json!({"wall_time_min": 21})), &[running()]), [WhyCode::Walltime]);
+        let refused = Allocation { refused: Some("a node has 4 GPUs".into()), ..running() };
+        assert_eq!(codes(&plain, &[refused]), [WhyCode::Shape]);
     }
 
     #[test]

@@ -176,8 +176,9 @@ pub(super) async fn report_updates(
     body: ValidJson<Updates>,
 ) -> ApiResult<HttpResponse> {
     let updates = &body.0.updates;
-    if updates.len() > MAX_BULK {
-        return Err(ApiError::bulk_too_large(updates.len()));
+    let count = updates.len().max(body.0.release.len());
+    if count > MAX_BULK {
+        return Err(ApiError::bulk_too_large(count));
     }
     let mut errors = Vec::new();
     for (index, update) in updates.iter().enumerate() {

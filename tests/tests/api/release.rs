@@ -1,0 +1,81 @@
+//! Jobs that a launcher gives back because none of its nodes can hold them.
+
+use copal_tests::{World, id};
+use serde_json::{Value, json};
+
+fn ids(jobs: &[Value]) -> Vec<i64> {
+    jobs.iter().map(id).collect()
+}
+
+/// Reports that a Session gives Jobs back.
+async fn release(world: &World, session: i64, jobs: &[i64], message: &str) -> Value {
+    let release: Vec<Value> = jobs.iter().map(|job| json!({"job_id": job, "message": message})).collect();
+    let body = json!({"batch_key": uuid::Uuid::new_v4(), "updates": [], "release": release});
+    world.user.post(&format!("/sessions/{session}/updates"), &body).await.ok()
+}
+
+async fn reasons(world: &World, job: i64) -> Vec<(String, String)> {
+    let why = world.user.get(&format!("/jobs/{job}/why")).await.ok();
+    let text = |reason: &Value, key: &str| reason[key].as_str().unwrap().to_owned();
+    why["reasons"].as_array().unwrap().iter().map(|reason| (text(reason, "code"), text(reason, "message"))).collect()
+}
+
+#[tokio::test]
+async fn a_job_that_was_given_back_goes_to_others_only_and_says_why() {
+    let world = World::new().await;
+    let jobs = world.plain_jobs(3).await;
+    let batch_job = world.user.batch_job(world.site, &json!({})).await;
+    world.user.put(&format!("/batch-jobs/{batch_job}"), &json!({"state": "running", "scheduler_id": 1})).await.ok();
+    let body = json!({"site_id": world.site, "batch_job_id": batch_job});
+    let small = id(&world.user.post("/sessions/", &body).await.created());
+    assert_eq!(ids(&world.user.acquire(small, &json!({"max_num_jobs": 2})).await), jobs[..2]);
+
+    let running = [json!({"job_id": jobs[1], "state": "RUNNING"})];
+    world.user.update(small, &running).await;
+    // One that runs, one that it does not hold and one that does not exist stay as they are.
+    let given_back = [jobs[0], jobs[1], jobs[2], 999_999];
+    assert_eq!(release(&world, small, &given_back, "a node has 4 GPUs").await, json!({"accepted": 0, "rejected": []}));
+    let row = world.user.get(&format!("/jobs/{}", jobs[0])).await.ok();
+    assert_eq!((&row["state"], &row["session_id"]), (&json!("PREPROCESSED"), &Value::Null));
+    assert_eq!(world.user.get(&format!("/jobs/{}", jobs[1])).await.ok()["session_id"], small);
+    assert!(!world.user.history(jobs[0]).await.contains(&"FAILED".to_owned()));
+
+    // The same launcher is not given it again, whether it waits or not; another one is.
+    assert_eq!(ids(&world.user.acquire(small, &json!({})).await), jobs[2..]);
+    assert!(world.user.acquire(small, &json!({"wait_sec": 0.3})).await.is_empty());
+    let (code, message) = reasons(&world, jobs[0]).await.remove(0);
+    assert_eq!(code, "shape");
+    assert!(message.contains(&format!("BatchJob {batch_job}")) && message.contains("4 GPUs"), "{message}");
+    let large = world.session().await;
+    assert_eq!(ids(&world.user.acquire(large, &json!({})).await), jobs[..1]);
+
+    // What it told is known after its end.
+    world.user.delete(&format!("/sessions/{large}")).await.deleted();
+    world.user.put(&format!("/batch-jobs/{batch_job}"), &json!({"state": "finished"})).await.ok();
+    let told = reasons(&world, jobs[0]).await;
+    assert_eq!(told.iter().map(|(code, _)| code.as_str()).collect::<Vec<_>>(), ["no_allocation", "shape"], "{told:?}");
+}
+
+#[tokio::test]
+async fn a_job_that_asks_for_less_may_be_given_again() {
+    let world = World::new().await;
+    let job = world.plain_jobs(1).await[0];
+    let session = world.session().await;
+    world.user.acquire(session, &json!({})).await;
+    release(&world, session, &[job], "a node has 4 CPUs").await;
+    world.user.put(&format!("/jobs/{job}"), &json!({"priority": 3})).await.ok();
+    assert!(world.user.acquire(session, &json!({})).await.is_empty());
+    world.user.put(&format!("/jobs/{job}"), &json!({"ranks_per_node": 2})).await.ok();
+    assert_eq!(ids(&world.user.acquire(session, &json!({})).await), [job]);
+}
+
+#[tokio::test]
+async fn a_job_that_was_given_back_wakes_who_waits() {
+    let world = World::new().await;
+    let jobs = world.plain_jobs(1).await;
+    let (first, second) = (world.session().await, world.session().await);
+    world.user.acquire(first, &json!({})).await;
+    let wait = json!({"wait_sec": 30});
+    let (got, _) = tokio::join!(world.user.acquire(second, &wait), release(&world, first, &jobs, "a node has 4 CPUs"));
+    assert_eq!(ids(&got), jobs);
+}
