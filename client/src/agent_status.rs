@@ -1,15 +1,20 @@
-//! What a Site's agent tells about itself: the lock file `agent.pid` and the status file
-//! `log/agent-status.json`. The agent writes them; `copal site status`, `start` and `stop` read them.
+//! What a Site's agent tells about itself: the lock file `agent.pid`, the status file `log/agent-status.json`, and
+//! the settings that it works by. The agent writes them; `copal site …` reads them.
 
 use std::{collections::BTreeMap, fs, path::PathBuf};
 
-use copal_schemas::{SiteId, Timestamp};
+use chrono::TimeDelta;
+use copal_schemas::{SiteId, Timestamp, settings::Settings};
 use serde::{Deserialize, Serialize};
 
 use crate::{
     SiteDir,
     yaml::{self, FileError},
 };
+
+/// How long an agent that lives may leave its status file as it is. Longer than its own period, for the sake of
+/// file systems that show a file's change late.
+const SILENCE: TimeDelta = TimeDelta::minutes(3);
 
 /// Content of `agent.pid`: who holds the Site's lock. Empty when no agent runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -53,6 +58,14 @@ impl AgentPid {
         } else {
             AgentPresence::Stopped
         }
+    }
+}
+
+impl AgentPid {
+    /// Whether both name one process. The time when it took the lock is less precise in the file than in memory.
+    #[must_use]
+    pub fn is_process(&self, other: &Self) -> bool {
+        (self.pid, &self.host, self.start_ticks) == (other.pid, &other.host, other.start_ticks)
     }
 }
 
@@ -140,6 +153,12 @@ impl AgentStatus {
         serde_json::from_str(&fs::read_to_string(Self::path(site)).ok()?).ok()
     }
 
+    /// Whether the holder of the lock wrote it lately: the one sign of life that reaches another machine.
+    #[must_use]
+    pub fn is_fresh(&self, holder: &AgentPid, now: Timestamp) -> bool {
+        self.stopped.is_none() && (self.pid, &self.host) == (holder.pid, &holder.host) && now - self.updated < SILENCE
+    }
+
     /// Writes it in one step.
     ///
     /// # Errors
@@ -149,6 +168,50 @@ impl AgentStatus {
         let text = serde_json::to_string_pretty(self)
             .map_err(|error| FileError::Content { path: path.clone(), message: error.to_string() })?;
         yaml::write_atomically(&path, &text, 0o644)
+    }
+}
+
+/// A note about the settings at some moment, all of them, defaults included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SettingsNote {
+    /// Those that the agent works by: `log/agent-settings.json`.
+    Applied,
+    /// Those of the last `copal site sync` or `init`: `log/synced-settings.json`.
+    Synced,
+}
+
+impl SettingsNote {
+    fn path(self, site: &SiteDir) -> PathBuf {
+        site.log().join(match self {
+            Self::Applied => "agent-settings.json",
+            Self::Synced => "synced-settings.json",
+        })
+    }
+
+    /// The settings noted; `None` when none were.
+    #[must_use]
+    pub fn read(self, site: &SiteDir) -> Option<serde_json::Value> {
+        serde_json::from_str(&fs::read_to_string(self.path(site)).ok()?).ok()
+    }
+
+    /// Forgets what was noted.
+    ///
+    /// # Errors
+    /// When the file can't be deleted.
+    pub fn remove(self, site: &SiteDir) -> std::io::Result<()> {
+        fs::remove_file(self.path(site))
+    }
+
+    /// Notes these settings.
+    ///
+    /// # Errors
+    /// When the file can't be written.
+    pub fn write(self, site: &SiteDir, settings: &Settings) -> Result<(), FileError> {
+        let path = self.path(site);
+        let text = serde_json::to_string_pretty(settings)
+            .map_err(|error| FileError::Content { path: path.clone(), message: error.to_string() })?;
+        // As private as a settings.yml may be that it repeats.
+        yaml::write_atomically(&path, &text, 0o600)
     }
 }
 
@@ -179,5 +242,26 @@ mod tests {
         let elsewhere = AgentPid { host: "elsewhere".into(), ..holder };
         let (_folder, site) = pid_file(&elsewhere);
         assert_eq!(AgentPid::presence(&site), AgentPresence::Elsewhere(elsewhere));
+    }
+
+    #[test]
+    fn only_the_holder_gives_signs_of_life_and_only_for_a_while() {
+        let now = chrono::Utc::now();
+        let holder = AgentPid { pid: 7, host: "login1".into(), started: now, start_ticks: 1 };
+        let status = AgentStatus {
+            pid: 7,
+            host: "login1".into(),
+            version: String::new(),
+            site_id: SiteId(1),
+            api_root: String::new(),
+            started: now,
+            updated: now,
+            stopped: None,
+            services: BTreeMap::new(),
+        };
+        assert!(status.is_fresh(&holder, now + TimeDelta::minutes(2)));
+        assert!(!status.is_fresh(&holder, now + TimeDelta::minutes(3)));
+        assert!(!status.is_fresh(&AgentPid { host: "login2".into(), ..holder.clone() }, now));
+        assert!(!AgentStatus { stopped: Some(now), ..status }.is_fresh(&holder, now));
     }
 }

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     api::{Api, Backoff, LoginError},
-    lock::SiteLock,
+    lock::{self, SiteLock},
     logging,
     settings::SettingsFile,
     status::StatusBoard,
@@ -22,6 +22,9 @@ use crate::{
         spool, staging, wake,
     },
 };
+
+/// How often the agent makes sure that the Site is still its own.
+const LOCK_PERIOD: Duration = Duration::from_secs(10);
 
 /// How long services may take to end before the agent ends without them. Nothing is lost then: each
 /// of them can be cut off at any point.
@@ -39,7 +42,7 @@ pub fn run(dir: &SiteDir) -> anyhow::Result<()> {
     logging::init(dir, &first.logging.level)?;
     let api = Api::open(dir, first.site_id)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let outcome = runtime.block_on(serve(dir, settings, api));
+    let outcome = runtime.block_on(serve(dir, settings, api, &lock));
     // Tasks that did not end in time end here.
     runtime.shutdown_timeout(Duration::from_millis(100));
     drop(lock);
@@ -55,7 +58,7 @@ pub fn programs() -> anyhow::Result<PathBuf> {
     Ok(program.parent().context("this program has no folder")?.to_path_buf())
 }
 
-async fn serve(dir: &SiteDir, settings: SettingsFile, api: Api) -> anyhow::Result<()> {
+async fn serve(dir: &SiteDir, settings: SettingsFile, api: Api, lock: &SiteLock) -> anyhow::Result<()> {
     let stop = CancellationToken::new();
     let wakes = Arc::new(Wakes::default());
     tokio::spawn(listen_for_signals(stop.clone(), Arc::clone(&wakes))?);
@@ -63,9 +66,51 @@ async fn serve(dir: &SiteDir, settings: SettingsFile, api: Api) -> anyhow::Resul
     let board = StatusBoard::new(dir, site_id, api.root());
     let written = CancellationToken::new();
     let keeper = tokio::spawn(board.clone().keep_written(written.clone()));
+    settings.apply();
     tracing::info!(site.id = site_id.0, pid = std::process::id(), "the agent of {} started", dir.root().display());
 
-    let outcome = match first_contact(&api, &settings, &board, &stop).await {
+    let work = async {
+        let outcome = work(dir, settings, api, board, wakes, &stop).await;
+        // Whatever the outcome, nobody needs the watch any more.
+        stop.cancel();
+        outcome
+    };
+    let (outcome, kept) = tokio::join!(work, keep_lock(dir, lock, &stop));
+    written.cancel();
+    let _ = keeper.await;
+    tracing::info!("the agent stopped");
+    outcome.and(kept)
+}
+
+/// Makes sure that the Site is still this agent's, until the agent stops.
+///
+/// # Errors
+/// When another agent has it: then this one stops.
+async fn keep_lock(dir: &SiteDir, lock: &SiteLock, stop: &CancellationToken) -> anyhow::Result<()> {
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return Ok(()),
+            () = tokio::time::sleep(LOCK_PERIOD) => {}
+        }
+        if let Some(other) = lock.usurper(dir) {
+            let what = format!("another agent has this Site ({}); this one stops", lock::describe(&other));
+            tracing::error!("{what}");
+            stop.cancel();
+            anyhow::bail!(what);
+        }
+    }
+}
+
+/// Meets the service and works until the agent stops.
+async fn work(
+    dir: &SiteDir,
+    settings: SettingsFile,
+    api: Api,
+    board: StatusBoard,
+    wakes: Arc<Wakes>,
+    stop: &CancellationToken,
+) -> anyhow::Result<()> {
+    match first_contact(&api, &settings, &board, stop).await {
         Ok(Some(site)) => {
             let context = Context {
                 dir: dir.clone(),
@@ -76,7 +121,7 @@ async fn serve(dir: &SiteDir, settings: SettingsFile, api: Api) -> anyhow::Resul
                 board,
                 wakes,
                 spool: Arc::default(),
-                stop,
+                stop: stop.clone(),
             };
             run_services(&context).await;
             Ok(())
@@ -86,11 +131,7 @@ async fn serve(dir: &SiteDir, settings: SettingsFile, api: Api) -> anyhow::Resul
             tracing::error!("{error:#}");
             Err(error)
         }
-    };
-    written.cancel();
-    let _ = keeper.await;
-    tracing::info!("the agent stopped");
-    outcome
+    }
 }
 
 async fn run_services(context: &Context) {

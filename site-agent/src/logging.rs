@@ -6,15 +6,17 @@ use std::{
     io::{self, Write},
     os::unix::fs::FileTypeExt,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
 };
 
 use anyhow::Context;
 use copal_client::SiteDir;
-use tracing_subscriber::{EnvFilter, fmt, layer::SubscriberExt, util::SubscriberInitExt};
+use tracing_subscriber::{EnvFilter, Registry, fmt, layer::SubscriberExt, reload, util::SubscriberInitExt};
 
 /// A file is rotated when it has grown past this.
 const MAX_BYTES: u64 = 10 * 1024 * 1024;
+/// The log's level, which may change.
+static LEVEL: OnceLock<reload::Handle<EnvFilter, Registry>> = OnceLock::new();
 /// Rotated files that are kept: `agent.log.1` is the youngest.
 const KEPT: u32 = 4;
 
@@ -23,17 +25,35 @@ const KEPT: u32 = 4;
 /// # Errors
 /// When the log file can't be opened or the level is none.
 pub fn init(site: &SiteDir, level: &str) -> anyhow::Result<()> {
-    let filter = match std::env::var("RUST_LOG") {
-        Ok(text) if !text.is_empty() => EnvFilter::try_new(text).context("RUST_LOG")?,
-        // Libraries talk about themselves only when asked.
-        _ => EnvFilter::try_new(format!("warn,copal_agent={level},copal_client={level}"))
-            .context("settings.yml: logging.level: use error, warn, info, debug or trace")?,
-    };
+    let (filter, handle) = reload::Layer::new(filter(level)?);
     let file = RotatingFile::open(&site.log().join("agent.log"), MAX_BYTES, KEPT)?;
     let to_file = fmt::layer().with_ansi(false).with_writer(move || file.clone());
     let to_stderr = somebody_reads_stderr().then(|| fmt::layer().with_ansi(false).with_writer(io::stderr));
     tracing_subscriber::registry().with(filter).with(to_file).with(to_stderr).try_init()?;
+    // The first to come here has set the log up, and nobody else could.
+    let _ = LEVEL.set(handle);
     Ok(())
+}
+
+/// Gives the log another level, once it is set up.
+///
+/// # Errors
+/// When the level is none.
+pub fn set_level(level: &str) -> anyhow::Result<()> {
+    let filter = filter(level)?;
+    if let Some(handle) = LEVEL.get() {
+        handle.reload(filter)?;
+    }
+    Ok(())
+}
+
+fn filter(level: &str) -> anyhow::Result<EnvFilter> {
+    match std::env::var("RUST_LOG") {
+        Ok(text) if !text.is_empty() => EnvFilter::try_new(text).context("RUST_LOG"),
+        // Libraries talk about themselves only when asked.
+        _ => EnvFilter::try_new(format!("warn,copal_agent={level},copal_client={level}"))
+            .context("settings.yml: logging.level: use error, warn, info, debug or trace"),
+    }
 }
 
 /// A terminal or systemd's journal is read; a file or `/dev/null` is where `site start` sends it.

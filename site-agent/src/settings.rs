@@ -1,5 +1,6 @@
 //! `settings.yml` as it is now: read again whenever the file changed, so that a correction takes
-//! effect without a restart. While the file is wrong, the last good settings hold.
+//! effect without a restart. While the file is wrong, the last good settings hold. Which ones hold is written to
+//! `log/agent-settings.json`, by which `copal site sync` sees that they are in force.
 
 use std::{
     fs,
@@ -7,8 +8,10 @@ use std::{
     time::SystemTime,
 };
 
-use copal_client::{SiteDir, site_dir::FileError};
+use copal_client::{SiteDir, agent_status::SettingsNote, site_dir::FileError};
 use copal_schemas::settings::Settings;
+
+use crate::logging;
 
 /// A Site's settings file, watched.
 pub struct SettingsFile {
@@ -33,6 +36,13 @@ impl SettingsFile {
         Ok(Self { site: site.clone(), seen: Mutex::new(Seen { stamp, settings, mistake: None }) })
     }
 
+    /// Puts the settings into force that no service asks for: the level of the log, and the word about all of them.
+    /// Only the holder of the Site's lock may.
+    pub fn apply(&self) {
+        let settings = Arc::clone(&self.seen.lock().unwrap_or_else(PoisonError::into_inner).settings);
+        apply(&self.site, &settings);
+    }
+
     /// The last good settings, and what is wrong with the present file.
     #[must_use]
     pub fn current(&self) -> (Arc<Settings>, Option<String>) {
@@ -46,6 +56,7 @@ impl SettingsFile {
                 }
                 Ok(settings) => {
                     tracing::info!("settings.yml was read again");
+                    apply(&self.site, &settings);
                     seen.settings = Arc::new(settings);
                     seen.mistake = None;
                 }
@@ -57,6 +68,15 @@ impl SettingsFile {
             }
         }
         (Arc::clone(&seen.settings), seen.mistake.clone())
+    }
+}
+
+fn apply(site: &SiteDir, settings: &Settings) {
+    if let Err(error) = logging::set_level(&settings.logging.level) {
+        tracing::error!("{error:#}; the level before it holds");
+    }
+    if let Err(error) = SettingsNote::Applied.write(site, settings) {
+        tracing::warn!("{:#}", anyhow::Error::from(error));
     }
 }
 
@@ -76,7 +96,12 @@ mod tests {
         fs::write(site.settings_path(), "site_id: 3\n").unwrap();
         let file = SettingsFile::open(&site).unwrap();
         fs::write(site.settings_path(), "site_id: 3\nscheduler: {local_nodes: 4}\n").unwrap();
+        fs::create_dir_all(site.log()).unwrap();
+        file.apply();
+        let applied = || SettingsNote::Applied.read(&site).unwrap();
+        assert_eq!(applied()["scheduler"]["local_nodes"], 1);
         assert_eq!(file.current().0.scheduler.local_nodes, 4);
+        assert_eq!(applied()["scheduler"]["local_nodes"], 4);
         fs::write(site.settings_path(), "site_id: 3\nscheduler: {lokal_nodes: 5}\n").unwrap();
         let (settings, mistake) = file.current();
         assert_eq!(settings.scheduler.local_nodes, 4);

@@ -2,6 +2,7 @@
 //! `copal site status`.
 
 use std::{
+    error::Error as _,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -93,8 +94,9 @@ impl StatusBoard {
 
     /// Keeps the file up to date until `stop`, and marks it as stopped then.
     pub async fn keep_written(self, stop: CancellationToken) {
+        let mut was_written = true;
         while !stop.is_cancelled() {
-            self.write();
+            was_written = self.write(was_written);
             tokio::select! {
                 () = stop.cancelled() => break,
                 () = async { tokio::time::sleep(PAUSE).await; self.inner.changed.notified().await } => {}
@@ -102,17 +104,22 @@ impl StatusBoard {
             }
         }
         self.lock().stopped = Some(Utc::now());
-        self.write();
+        self.write(was_written);
     }
 
-    fn write(&self) {
+    /// Writes the file. A failure is logged when it is news; says whether there was none.
+    fn write(&self, was_written: bool) -> bool {
         let status = {
             let mut status = self.lock();
             status.updated = Utc::now();
             status.clone()
         };
-        if let Err(error) = status.write(&self.inner.site) {
-            tracing::warn!("{:#}", anyhow::Error::from(error));
+        let outcome = status.write(&self.inner.site);
+        if let Err(error) = &outcome
+            && was_written
+        {
+            tracing::warn!("{error}: {}", error.source().map(ToString::to_string).unwrap_or_default());
         }
+        outcome.is_ok()
     }
 }

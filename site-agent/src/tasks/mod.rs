@@ -65,6 +65,8 @@ pub struct Wakes {
     /// Everything is to be looked at again; else the elastic queue keeps to its period, so that BatchJobs that end
     /// at once don't call for the next ones.
     pub elastic_queue: Notify,
+    /// Everything is to be looked at again; else the queue maintainer keeps to its period.
+    pub queue_maintainer: Notify,
     /// A launcher may have left reports.
     pub spool: Notify,
     /// Transfers that wait for a new try may be tried at once.
@@ -74,7 +76,16 @@ pub struct Wakes {
 impl Wakes {
     /// Wakes everybody.
     pub fn all(&self) {
-        for bell in [&self.scheduler, &self.hooks, &self.site, &self.elastic_queue, &self.spool, &self.staging] {
+        let bells = [
+            &self.scheduler,
+            &self.hooks,
+            &self.site,
+            &self.elastic_queue,
+            &self.queue_maintainer,
+            &self.spool,
+            &self.staging,
+        ];
+        for bell in bells {
             bell.notify_one();
         }
     }
@@ -98,7 +109,11 @@ pub trait Passes: Send {
 pub async fn run_passes<P: Passes>(context: &Context, mut service: P) {
     let mut backoff = Backoff::new(MAX_BACKOFF);
     while !context.stop.is_cancelled() {
-        let wait = match service.pass().await {
+        let pass = match context.dir.qsubmit().is_dir() {
+            true => service.pass().await,
+            false => Err(gone(&context.dir)),
+        };
+        let wait = match pass {
             Ok((detail, period)) => {
                 backoff.reset();
                 context.board.success(P::NAME, detail);
@@ -118,6 +133,15 @@ pub async fn run_passes<P: Passes>(context: &Context, mut service: P) {
             () = tokio::time::sleep(wait) => {}
         }
     }
+}
+
+/// Without its folder nothing may be asked for, submitted or held to be over.
+fn gone(dir: &SiteDir) -> anyhow::Error {
+    anyhow::anyhow!(
+        "the Site's folder {} is gone, so nothing is done; if it was moved, run `copal site stop` where it is now, then \
+         `copal site mv` and `copal site start`",
+        dir.root().display()
+    )
 }
 
 /// Gets a new credential where an error says that the service does not accept the present one; the next

@@ -62,8 +62,7 @@ impl Passes for QueueMaintainer {
         Ok((format!("{word}; asked for BatchJob {id}"), period))
     }
 
-    /// Its period is all that moves it.
     async fn rung(&self) {
-        std::future::pending().await
+        self.context.wakes.queue_maintainer.notified().await;
     }
 }

@@ -9,6 +9,7 @@ use std::{
 };
 
 use copal_tests::{
+    laptop::refused,
     process::{Programs, Running, describe, free_port},
     wait::wait_blocking,
 };
@@ -19,6 +20,8 @@ use nix::{
 use serde_json::Value;
 
 const LIMIT: Duration = Duration::from_secs(90);
+/// The folder and the name of the second Site, where a test makes one.
+pub(crate) const LAPTOP: &str = "laptop";
 
 pub(crate) struct Cluster {
     // Dropped in this order: service, nodes, the check that nothing is left.
@@ -32,6 +35,7 @@ struct Bed {
     folder: tempfile::TempDir,
     port: u16,
     cpus: u32,
+    accounting: bool,
 }
 
 /// The first of the ports that a bed takes: it, one for each node, and the thousandth. Below the range
@@ -44,11 +48,11 @@ fn free_block() -> u16 {
 }
 
 impl Bed {
-    fn up(cpus: u32) -> Self {
+    fn up(cpus: u32, accounting: bool) -> Self {
         // Slurm's sockets are in it, and their paths must be short.
         let folder = tempfile::Builder::new().prefix("copal-slurm-").tempdir_in("/tmp").expect("a temporary folder");
         let port = free_block();
-        let bed = Self { folder, port, cpus };
+        let bed = Self { folder, port, cpus, accounting };
         let output = bed.script("up", &["4"]);
         assert!(output.status.success(), "tests/slurm-cluster up: {}", describe(&output));
         bed
@@ -60,7 +64,7 @@ impl Bed {
             .args(arguments)
             .env("SLURM_BED_DIR", self.folder.path())
             .env("SLURM_BED_PORT", self.port.to_string())
-            .env("SLURM_BED_ACCT", "0")
+            .env("SLURM_BED_ACCT", if self.accounting { "1" } else { "0" })
             .env("SLURM_BED_CPUS", self.cpus.to_string())
             .output()
             .expect("tests/slurm-cluster can be run")
@@ -83,15 +87,24 @@ impl Drop for Bed {
 impl Cluster {
     /// The cluster, a service, a user, and a Site with its agent.
     pub(crate) fn new() -> Self {
-        Self::with_cpus(4)
+        Self::up(4, false)
     }
 
     /// The same with so many CPUs a node.
     pub(crate) fn with_cpus(cpus: u32) -> Self {
+        Self::up(cpus, false)
+    }
+
+    /// The same with accounts, associations and the history of jobs.
+    pub(crate) fn with_accounting() -> Self {
+        Self::up(4, true)
+    }
+
+    fn up(cpus: u32, accounting: bool) -> Self {
         let programs = Programs::new();
         // The embedded Postgres may run as another user, who must get to its folder.
         fs::set_permissions(programs.home(), fs::Permissions::from_mode(0o755)).unwrap();
-        let bed = Bed::up(cpus);
+        let bed = Bed::up(cpus, accounting);
         let (server, url) = programs.start_server(free_port(), &[]);
         let cluster = Self { _server: server, bed, programs };
         let output = cluster
@@ -103,7 +116,7 @@ impl Cluster {
         assert!(output.status.success(), "{}", describe(&output));
         let path = cluster.site_path();
         let path_text = path.to_str().unwrap();
-        cluster.programs.run_ok("copal", &["site", "init", path_text, "--name", "hpc", "--platform", "slurm", "-y"]);
+        cluster.outside(&["site", "init", path_text, "--name", "hpc", "--platform", "slurm", "-y"]);
         let settings = path.join("settings.yml");
         let text = fs::read_to_string(&settings).unwrap().replace("sync_period: 10", "sync_period: 1");
         fs::write(&settings, text).unwrap();
@@ -121,11 +134,40 @@ impl Cluster {
         self.programs.home().join("site")
     }
 
+    /// The folder that all Sites of this user are in, and which is none.
+    pub(crate) fn home(&self) -> &Path {
+        self.programs.home()
+    }
+
+    /// A command in a folder that is no Site's, which must succeed.
+    #[track_caller]
+    pub(crate) fn outside(&self, arguments: &[&str]) -> String {
+        let output = self.command("copal").args(arguments).output().expect("copal starts");
+        assert!(output.status.success(), "copal {}: {}", arguments.join(" "), describe(&output));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// What a command in a folder that is no Site's writes on stderr when it is refused with this exit code.
+    #[track_caller]
+    pub(crate) fn refused_outside(&self, arguments: &[&str], code: i32) -> String {
+        let output = self.command("copal").args(arguments).output().expect("copal starts");
+        refused(&output, code)
+    }
+
+    /// What a command in the Site's folder writes on stderr when it is refused.
+    #[track_caller]
+    pub(crate) fn refused(&self, arguments: &[&str]) -> String {
+        refused(&self.try_copal(arguments), 1)
+    }
+
+    fn try_copal(&self, arguments: &[&str]) -> Output {
+        self.command("copal").current_dir(self.site_path()).args(arguments).output().expect("copal starts")
+    }
+
     /// A command in the Site's folder that must succeed.
     #[track_caller]
     pub(crate) fn copal(&self, arguments: &[&str]) -> String {
-        let output =
-            self.command("copal").current_dir(self.site_path()).args(arguments).output().expect("copal starts");
+        let output = self.try_copal(arguments);
         assert!(output.status.success(), "copal {}: {}", arguments.join(" "), describe(&output));
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
@@ -146,6 +188,29 @@ impl Cluster {
             .unwrap_or_else(|error| panic!("{program}: {error}"));
         assert!(output.status.success(), "{program} {arguments:?}: {}", describe(&output));
         String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// The ids of Slurm's jobs in these states.
+    pub(crate) fn jobs_of_slurm(&self, states: &str) -> Vec<String> {
+        self.slurm("squeue", &["-h", "-o", "%i", "-t", states]).lines().map(str::to_owned).collect()
+    }
+
+    /// Changes the Site's `settings.yml` and lets the agent take note.
+    pub(crate) fn change_settings(&self, change: impl FnOnce(String) -> String) {
+        let path = self.site_path().join("settings.yml");
+        fs::write(&path, change(fs::read_to_string(&path).unwrap())).unwrap();
+        self.copal(&["site", "sync"]);
+    }
+
+    /// Takes the queues out of `settings.yml`, so that Slurm alone says what is allowed.
+    pub(crate) fn allow_any_queue(&self) {
+        self.change_settings(|text| {
+            let line = |line: &str| match line.starts_with("  allowed_queues:") {
+                true => "  allowed_queues: {}\n".to_owned(),
+                false => format!("{line}\n"),
+            };
+            text.lines().map(line).collect()
+        });
     }
 
     /// Sets lines of the `launcher:` section of `settings.yml`, in place of all that were there.
@@ -261,6 +326,8 @@ impl Drop for Cluster {
         if std::thread::panicking() {
             eprintln!("{}", self.logs());
         }
-        let _ = self.command("copal").current_dir(self.site_path()).args(["site", "stop"]).output();
+        for site in ["site", LAPTOP] {
+            let _ = self.command("copal").args(["site", "stop", site]).output();
+        }
     }
 }

@@ -75,7 +75,7 @@ fn ranks_are_where_placement_put_them() {
 }
 
 /// Nodes with names of their own need namespaces, which only root may make.
-fn may_simulate_nodes() -> bool {
+pub(crate) fn may_simulate_nodes() -> bool {
     let is_root = nix::unistd::geteuid().is_root();
     if !is_root {
         eprintln!("skipped: the nodes of a simulated cluster have names of their own only when root starts them");

@@ -1,7 +1,7 @@
 //! A Site on a real Slurm cluster of four simulated nodes (`tests/slurm-cluster`), driven as a user does:
 //! submitting, running, refusals, cancelling from both sides, an agent that dies between sbatch and its
-//! record, a controller that does not answer. The cluster has no accounting, which is the harder case:
-//! what has left the queue, no history tells of.
+//! record, a controller that does not answer. That cluster has no accounting, which is the harder case:
+//! what has left the queue, no history tells of. `campaign` has one with accounting.
 #![expect(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -9,6 +9,7 @@
     reason = "a test's helper fails as a test does"
 )]
 
+mod campaign;
 mod cluster;
 mod launcher;
 
@@ -19,6 +20,8 @@ use copal_tests::wait::wait_blocking;
 use crate::cluster::Cluster;
 
 const LIMIT: Duration = Duration::from_secs(90);
+/// How long the controller is away; 60 makes it the outage of a restart.
+const OUTAGE: &str = "COPAL_SLURM_OUTAGE_SEC";
 
 #[test]
 fn a_site_on_slurm() {
@@ -26,7 +29,8 @@ fn a_site_on_slurm() {
     cluster.app("Hello", "command: echo Hello, {{name}}!\nparameters: {name: {required: true}}");
     cluster.app("Long", "command: sleep 600");
 
-    // Slurm's own words for what it refuses.
+    // Slurm's own words for what it refuses, where the Site has no rule against it.
+    cluster.allow_any_queue();
     let unknown = cluster.submit(&["-n", "1", "-q", "nowhere"]);
     let error = cluster.wait_batch_job(unknown, "submit_failed");
     assert!(
@@ -72,8 +76,7 @@ fn a_crash_between_sbatch_and_its_record_makes_no_second_allocation(cluster: &Cl
     });
     cluster.copal(&["site", "start"]);
     let running = cluster.wait_batch_job(allocation, "running");
-    let queue = cluster.slurm("squeue", &["-h", "-o", "%i", "-t", "RUNNING,PENDING"]);
-    assert_eq!(queue.lines().collect::<Vec<_>>(), [running["scheduler_id"].to_string()]);
+    assert_eq!(cluster.jobs_of_slurm("RUNNING,PENDING"), [running["scheduler_id"].to_string()]);
     cluster.copal(&["queue", "rm", &allocation.to_string()]);
     cluster.wait_batch_job(allocation, "finished");
 }
@@ -89,8 +92,14 @@ fn a_controller_that_does_not_answer_changes_nothing(cluster: &Cluster) {
     });
     assert_eq!(cluster.batch_job(running)["state"], "running");
     assert_eq!(cluster.batch_job(waiting)["state"], "pending_submission");
+    // Time itself must pass here: the longer the outage, the more of the agent's own limits come into play.
+    std::thread::sleep(Duration::from_secs(std::env::var(OUTAGE).map_or(0, |text| text.parse().unwrap())));
+    assert_eq!(cluster.batch_job(running)["state"], "running");
     cluster.thaw_controller();
     cluster.wait_batch_job(waiting, "running");
+    let ids: Vec<String> =
+        [running, waiting].iter().map(|id| cluster.batch_job(*id)["scheduler_id"].to_string()).collect();
+    assert_eq!(cluster.jobs_of_slurm("RUNNING,PENDING"), ids, "one allocation for each");
     for id in [running, waiting] {
         cluster.copal(&["queue", "rm", &id.to_string()]);
         cluster.wait_batch_job(id, "finished");

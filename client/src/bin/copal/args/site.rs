@@ -67,12 +67,15 @@ Examples:
     #[command(after_help = "Example:\n  copal site unit > ~/.config/systemd/user/copal-agent.service")]
     Unit(Folder),
     /// Delete a Site from the service with its Jobs. Its folder stays.
-    #[command(after_help = "Example:\n  copal site rm --site my-site")]
+    #[command(after_help = "Examples:\n  copal site rm --site my-site\n  copal site rm --site my-site --force")]
     Rm {
         #[command(flatten)]
         site: SiteOption,
         #[command(flatten)]
         yes: Yes,
+        /// Even while its agent runs or BatchJobs of it are not over; ask nothing.
+        #[arg(long)]
+        force: bool,
     },
 }
 

@@ -1,6 +1,7 @@
 //! `copal site start|run|stop|status|unit`: the agent's process at a Site of this machine.
 
 use std::{
+    collections::{BTreeMap, BTreeSet},
     env, fs, io,
     os::unix::process::CommandExt,
     path::PathBuf,
@@ -10,13 +11,15 @@ use std::{
 
 use copal_client::{
     SiteDir,
-    agent_status::{AgentPid, AgentPresence, AgentStatus, start_ticks},
+    agent_status::{AgentPid, AgentPresence, AgentStatus, SettingsNote, start_ticks},
 };
+use copal_schemas::settings::Settings;
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
 use serde::Serialize;
+use serde_json::Value;
 use tokio::time::{Instant, sleep};
 
 use crate::{
@@ -31,6 +34,8 @@ use crate::{
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long an agent may take to end: it waits for hooks that run.
 const STOP_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long an agent may take to read its settings again.
+const SYNC_TIMEOUT: Duration = Duration::from_secs(10);
 /// Between looks at the files and processes of an agent that is not this program's child to await.
 const LOOK_PAUSE: Duration = Duration::from_millis(20);
 /// Lines of a failed start that are shown.
@@ -40,7 +45,7 @@ pub(super) async fn start(context: Context, folder: &Folder) -> Result<()> {
     let site = find(context, folder).await?;
     site.settings()?;
     let log = site.log().join("agent.log");
-    if let AgentPresence::Here(holder) = presence(&site)? {
+    if let AgentPresence::Here(holder) = presence(&site, context.clock)? {
         context.out.talk(&format!("The agent runs already: pid {}, log {}", holder.pid, log.display()));
         return if context.out.is_data() { context.out.value(&holder) } else { Ok(()) };
     }
@@ -78,19 +83,17 @@ pub(super) async fn start(context: Context, folder: &Folder) -> Result<()> {
 }
 
 /// Where the agent is, unless another machine has it.
-fn presence(site: &SiteDir) -> Result<AgentPresence> {
+fn presence(site: &SiteDir, clock: Clock) -> Result<AgentPresence> {
     match AgentPid::presence(site) {
+        // One that gives no sign of life is gone with its machine.
+        AgentPresence::Elsewhere(holder) if !is_fresh(site, &holder, clock) => Ok(AgentPresence::Stopped),
         AgentPresence::Elsewhere(holder) => Err(Failure::new(format!(
-            "the agent of {} was started on {} (pid {})",
+            "the agent of {} runs on {} (pid {})",
             site.root().display(),
             holder.host,
             holder.pid
         ))
-        .hint(format!(
-            "run the command on {}; if that machine is gone, delete {}",
-            holder.host,
-            site.pid_file().display()
-        ))),
+        .hint(format!("run the command on {}; if that machine is gone, try again in a few minutes", holder.host))),
         here => Ok(here),
     }
 }
@@ -104,7 +107,7 @@ pub(super) async fn run(context: Context, folder: &Folder) -> Result<()> {
 
 pub(super) async fn stop(context: Context, folder: &Folder) -> Result<()> {
     let site = find(context, folder).await?;
-    let AgentPresence::Here(holder) = presence(&site)? else {
+    let AgentPresence::Here(holder) = presence(&site, context.clock)? else {
         context.out.talk("The agent does not run.");
         return Ok(());
     };
@@ -155,25 +158,24 @@ struct Status {
 
 pub(super) async fn status(context: Context, folder: &Folder) -> Result<()> {
     let site = find(context, folder).await?;
-    site.settings()?;
     let presence = AgentPid::presence(&site);
     let status = AgentStatus::read(&site);
     if context.out.is_data() {
         let (running, agent) = match presence {
             AgentPresence::Stopped => (false, None),
             AgentPresence::Here(holder) => (true, Some(holder)),
-            AgentPresence::Elsewhere(holder) => (is_fresh(status.as_ref(), context.clock), Some(holder)),
+            AgentPresence::Elsewhere(holder) => (is_fresh(&site, &holder, context.clock), Some(holder)),
         };
         return context.out.value(&Status { running, agent, status });
     }
-    context.out.text(&status_text(&site, &presence, status.as_ref(), context.clock, context.out.width()))
+    context.out.text(&status_text(&site, &presence, status.as_ref(), context.clock, context.out.width()))?;
+    // How the agent fares matters most when the settings are wrong, so that comes first.
+    site.settings().map(drop).map_err(Into::into)
 }
 
-/// Minutes without a new status file after which an agent on another machine is taken for dead.
-const FRESH_MIN: i64 = 3;
-
-fn is_fresh(status: Option<&AgentStatus>, clock: Clock) -> bool {
-    status.is_some_and(|status| status.stopped.is_none() && (clock.now - status.updated).num_minutes() < FRESH_MIN)
+/// Whether the agent on another machine gave a sign of life lately.
+fn is_fresh(site: &SiteDir, holder: &AgentPid, clock: Clock) -> bool {
+    AgentStatus::read(site).is_some_and(|status| status.is_fresh(holder, clock.now))
 }
 
 fn status_text(
@@ -187,7 +189,7 @@ fn status_text(
     fields.field("Folder", cell(site.root().display()));
     let agent = match presence {
         AgentPresence::Here(holder) => format!("runs, pid {}, started {}", holder.pid, clock.both(holder.started)),
-        AgentPresence::Elsewhere(holder) if is_fresh(status, clock) => {
+        AgentPresence::Elsewhere(holder) if status.is_some_and(|status| status.is_fresh(holder, clock.now)) => {
             format!("runs on {}, pid {}", holder.host, holder.pid)
         }
         AgentPresence::Elsewhere(holder) => {
@@ -283,9 +285,94 @@ fn unwritable(path: &std::path::Path, error: &io::Error) -> Failure {
     Failure::new(format!("can't write {}: {error}", path.display())).hint("check who owns the Site's folder")
 }
 
-/// Whether an agent on this machine holds the Site.
-pub(super) fn runs_here(site: &SiteDir) -> bool {
-    matches!(AgentPid::presence(site), AgentPresence::Here(_))
+/// Where the agent that holds the Site runs: `pid 12` or `pid 12 on login2`; `None` when none does.
+pub(super) fn running(site: &SiteDir, clock: Clock) -> Option<String> {
+    match AgentPid::presence(site) {
+        AgentPresence::Here(holder) => Some(format!("pid {}", holder.pid)),
+        AgentPresence::Elsewhere(holder) if is_fresh(site, &holder, clock) => {
+            Some(format!("pid {} on {}", holder.pid, holder.host))
+        }
+        AgentPresence::Elsewhere(_) | AgentPresence::Stopped => None,
+    }
+}
+
+/// What the agent made of a call to look at everything again.
+#[derive(Debug, Serialize)]
+pub(super) struct Told {
+    /// Where it runs.
+    agent: Option<String>,
+    /// Whether it works by the settings as they are now.
+    applied: bool,
+    /// What changed since this was last told, by the keys of `settings.yml`: what it was and what it is.
+    pub(super) changes: BTreeMap<String, (Value, Value)>,
+}
+
+/// Lets the agent of this machine look at everything again, and waits until it works by these settings.
+pub(super) async fn tell(site: &SiteDir, settings: &Settings, clock: Clock) -> Result<Told> {
+    let wanted = serde_json::to_value(settings).map_err(io::Error::from)?;
+    let before = SettingsNote::Synced.read(site);
+    let mut told = Told {
+        agent: running(site, clock),
+        applied: false,
+        changes: before.map(|before| changes(&before, &wanted)).unwrap_or_default(),
+    };
+    if wake(site) {
+        let deadline = Instant::now() + SYNC_TIMEOUT;
+        while !told.applied && Instant::now() < deadline {
+            sleep(LOOK_PAUSE).await;
+            told.applied = SettingsNote::Applied.read(site).as_ref() == Some(&wanted);
+        }
+    }
+    SettingsNote::Synced.write(site, settings)?;
+    Ok(told)
+}
+
+impl Told {
+    /// One line for people.
+    pub(super) fn word(&self) -> String {
+        match (&self.agent, self.applied) {
+            (None, _) => "The agent does not run; it takes the settings when it starts.".into(),
+            (Some(place), true) => format!("The agent ({place}) works by these settings."),
+            (Some(place), false) if place.contains(" on ") => {
+                format!("The agent ({place}) takes the settings within a minute.")
+            }
+            (Some(place), false) => {
+                format!("The agent ({place}) has not taken the settings yet; `copal site status` says how it fares.")
+            }
+        }
+    }
+}
+
+/// Lets the agent of this machine look at everything again. Says whether there is one.
+pub(super) fn wake(site: &SiteDir) -> bool {
+    let AgentPresence::Here(holder) = AgentPid::presence(site) else { return false };
+    i32::try_from(holder.pid).is_ok_and(|pid| kill(Pid::from_raw(pid), Signal::SIGHUP).is_ok())
+}
+
+/// The leaves in which two values differ, by their paths.
+fn changes(before: &Value, now: &Value) -> BTreeMap<String, (Value, Value)> {
+    let (before, now) = (leaves(before), leaves(now));
+    let paths: BTreeSet<&String> = before.keys().chain(now.keys()).collect();
+    paths
+        .into_iter()
+        .filter(|path| before.get(*path) != now.get(*path))
+        .map(|path| {
+            let of = |leaves: &BTreeMap<String, Value>| leaves.get(path).cloned().unwrap_or(Value::Null);
+            (path.clone(), (of(&before), of(&now)))
+        })
+        .collect()
+}
+
+fn leaves(value: &Value) -> BTreeMap<String, Value> {
+    let Value::Object(fields) = value else { return [(String::new(), value.clone())].into() };
+    let below = |(key, value): (&String, &Value)| {
+        let key = key.clone();
+        leaves(value).into_iter().map(move |(path, leaf)| match path.is_empty() {
+            true => (key.clone(), leaf),
+            false => (format!("{key}.{path}"), leaf),
+        })
+    };
+    fields.iter().flat_map(below).collect()
 }
 
 #[cfg(test)]
@@ -297,6 +384,24 @@ mod tests {
 
     fn at(text: &str) -> copal_schemas::Timestamp {
         time::parse(text).unwrap()
+    }
+
+    #[test]
+    fn settings_differ_in_their_leaves() {
+        let settings = |text: &str| serde_json::to_value(serde_saphyr::from_str::<Settings>(text).unwrap()).unwrap();
+        let before = settings("site_id: 1\nlauncher: {idle_ttl_sec: 60}\n");
+        let now = settings(
+            "site_id: 1\nlauncher: {idle_ttl_sec: 5}\nscheduler: {allowed_queues: {q: {max_nodes: 1, max_walltime: 2, max_queued_jobs: 3}}}\n",
+        );
+        assert!(changes(&now, &now).is_empty());
+        let changed: Vec<String> =
+            changes(&before, &now).iter().map(|(key, (old, new))| format!("{key}: {old} -> {new}")).collect();
+        insta::assert_snapshot!(changed.join("\n"), @r"
+        launcher.idle_ttl_sec: 60.0 -> 5.0
+        scheduler.allowed_queues.q.max_nodes: null -> 1
+        scheduler.allowed_queues.q.max_queued_jobs: null -> 3
+        scheduler.allowed_queues.q.max_walltime: null -> 2
+        ");
     }
 
     #[test]

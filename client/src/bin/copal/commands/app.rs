@@ -8,6 +8,7 @@ use copal_schemas::{
 };
 use serde::Serialize;
 
+use super::agent;
 use crate::{
     context::{Context, SelectedSites},
     failure::{Failure, Result, chain, one_line},
@@ -55,6 +56,8 @@ pub(super) async fn sync(context: Context, site: Option<&str>) -> Result<()> {
     let client = context.client()?;
     let (folder, site_id) = folder_of(context, &client, site).await?;
     let synced = push(&client, &folder, site_id).await?;
+    // A Site without an agent learns of its Apps when it gets one.
+    agent::wake(&folder);
     show_synced(context, &synced)
 }
 

@@ -63,7 +63,7 @@ async fn dispatch(context: Context, command: Command) -> Result<()> {
             Site::Mv { from, to } => site::mv(context, &from, to.as_deref()).await,
             Site::Rename { name, site } => site::rename(context, &name, site.site.as_deref()).await,
             Site::Unit(folder) => agent::unit(context, &folder).await,
-            Site::Rm { site, yes } => site::rm(context, site.site.as_deref(), yes.yes).await,
+            Site::Rm { site, yes, force } => site::rm(context, site.site.as_deref(), yes.yes, force).await,
         },
         Command::App(command) => match command {
             App::Sync(site) => app::sync(context, site.site.as_deref()).await,

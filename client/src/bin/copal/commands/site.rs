@@ -22,6 +22,9 @@ use crate::{
     table::{Table, cell, maybe},
 };
 
+/// States of BatchJobs that are not over.
+const OPEN_STATES: &[BatchJobState] =
+    &[BatchJobState::PendingSubmission, BatchJobState::Queued, BatchJobState::Running, BatchJobState::PendingDeletion];
 /// How long `copal-agent check` may take.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(120);
 
@@ -119,15 +122,20 @@ pub(super) async fn sync(context: Context, folder: &Folder) -> Result<()> {
         client.update_site(site.id, &patch).await?;
     }
     let apps = app::push(&client, &folder, site.id).await?;
+    let told = agent::tell(&folder, &settings, context.clock).await?;
     if context.out.is_data() {
-        return context.out.value(&json!({"settings": changes, "apps": apps}));
+        return context.out.value(&json!({"settings": changes, "agent": told, "apps": apps}));
     }
-    if changes.is_empty() {
-        context.out.talk("The settings are as the service knows them.");
+    if changes.is_empty() && told.changes.is_empty() {
+        context.out.talk("The settings are as before.");
     }
     for (name, value) in &changes {
-        context.out.talk(&format!("{name} is now {value}"));
+        context.out.talk(&format!("The service learns: {name} is now {value}"));
     }
+    for (key, (before, now)) in &told.changes {
+        context.out.talk(&format!("{key}: {before} -> {now}"));
+    }
+    context.out.talk(&told.word());
     app::show_synced(context, &apps)
 }
 
@@ -209,8 +217,8 @@ pub(super) async fn mv(context: Context, from: &Path, to: Option<&Path>) -> Resu
     let old = SiteDir::new(fs::canonicalize(from).map_err(lost)?);
     let settings = old.settings()?;
     let site = client.get_site(settings.site_id).await?;
-    if agent::runs_here(&old) {
-        return Err(Failure::new(format!("the agent of {} runs", site.name))
+    if let Some(place) = agent::running(&old, context.clock) {
+        return Err(Failure::new(format!("the agent of {} runs ({place})", site.name))
             .hint(format!("run `copal site stop {}` first", old.root().display())));
     }
     let folder = match to {
@@ -265,18 +273,29 @@ pub(super) async fn rename(context: Context, name: &str, selector: Option<&str>)
     Ok(())
 }
 
-pub(super) async fn rm(context: Context, selector: Option<&str>, yes: bool) -> Result<()> {
+/// Deletes a Site from the service; `force` although its agent runs or allocations of it are not over, and unasked.
+pub(super) async fn rm(context: Context, selector: Option<&str>, yes: bool, force: bool) -> Result<()> {
     let client = context.client()?;
     let site = context.one_site(&client, selector.or(Some("this"))).await?;
-    let folder = SiteDir::new(&site.path);
-    if folder.settings().is_ok_and(|settings| settings.site_id == site.id) && agent::runs_here(&folder) {
-        return Err(Failure::new(format!("the agent of {} runs", site.name))
-            .hint(format!("run `copal site stop {}` first", site.path)));
+    let open = client.list_batch_jobs(&[site.id], OPEN_STATES).await?.len();
+    if !force {
+        if let Some(place) = place_of_agent(&site, context.clock) {
+            return Err(Failure::new(format!("the agent of {} runs ({place})", site.name))
+                .hint("run `copal site stop` there first, or add --force"));
+        }
+        if open > 0 {
+            return Err(Failure::new(format!("{} of {} are not over", count(open as i64, "BatchJob"), site.name)).hint(
+                format!(
+                    "`copal queue rm --all --site {}` ends them while the agent runs; --force leaves them to the scheduler",
+                    site.id
+                ),
+            ));
+        }
     }
     let jobs = jobs_of(&client, site.id).await?;
     prompt::confirm_change(
         &format!("Delete the Site {} ({}) with {} from the service?", site.name, site.id, count(jobs, "Job")),
-        yes,
+        yes || force,
     )?;
     client.delete_site(site.id).await?;
     if context.out.is_data() {
@@ -284,6 +303,16 @@ pub(super) async fn rm(context: Context, selector: Option<&str>, yes: bool) -> R
     }
     context.out.talk(&format!("Deleted the Site {}. Its folder {} is left as it is.", site.name, site.path));
     Ok(())
+}
+
+/// Where the Site's agent runs, as far as this machine can tell.
+fn place_of_agent(site: &Site, clock: Clock) -> Option<String> {
+    let folder = SiteDir::new(&site.path);
+    if folder.settings().is_ok_and(|settings| settings.site_id == site.id) {
+        return agent::running(&folder, clock);
+    }
+    // On another machine; only the service tells.
+    is_active(site, clock.now).then(|| format!("it gave news {}", clock.ago(site.last_refresh)))
 }
 
 async fn jobs_of(client: &Client, site_id: SiteId) -> Result<i64> {

@@ -9,6 +9,7 @@ use std::{
 
 use copal_client::{
     Client, SiteDir,
+    agent_status::SettingsNote,
     platforms::{Platform, platform, platforms},
 };
 use copal_schemas::{
@@ -196,8 +197,9 @@ fn settings(platform: &Platform, found: &str) -> Result<Settings> {
 fn fill(path: &Path, platform: &Platform, found: &str, id: SiteId) -> Result<()> {
     let folder = SiteDir::new(path);
     folder.create_folders()?;
-    let template = path.join(settings(platform, found)?.scheduler.job_template_path);
-    write(&template, platform.job_template)?;
+    let settings = Settings { site_id: id, ..settings(platform, found)? };
+    SettingsNote::Synced.write(&folder, &settings)?;
+    write(&path.join(&settings.scheduler.job_template_path), platform.job_template)?;
     // The settings come last: a folder with settings is a Site's.
     write(&folder.settings_path(), &settings_text(platform, found, id))
 }
@@ -213,6 +215,7 @@ fn write(path: &Path, text: &str) -> Result<()> {
 /// the failure that led here is the one to tell.
 fn clean(path: &Path, existed: bool) {
     let folder = SiteDir::new(path);
+    let _ = SettingsNote::Synced.remove(&folder);
     for made in [folder.apps(), folder.data(), folder.log(), folder.qsubmit(), folder.spool()] {
         let _ = fs::remove_dir(made);
     }

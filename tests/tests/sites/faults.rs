@@ -1,0 +1,78 @@
+//! A service that is away, a login that is ended, a disk that is full: shown, waited for, and over by themselves.
+
+use std::{fs, path::Path, process::Command};
+
+use copal_tests::{laptop::Laptop, process::describe};
+use nix::sys::signal::Signal;
+
+use crate::{batch_job_state, wait_batch_job, wait_status};
+
+#[test]
+fn an_outage_of_the_service_is_shown_and_passes() {
+    let mut laptop = Laptop::with_site(1);
+    wait_status(&laptop, "well");
+    let server = laptop.server.take().unwrap();
+    server.signal(Signal::SIGKILL);
+    drop(server);
+    let text = wait_status(&laptop, "can't reach the service at http://127.0.0.1");
+    assert!(text.contains("times"), "{text}");
+    let services = laptop.json(&["site", "status"])["status"]["services"].clone();
+    let ill = services.as_object().unwrap().values().find(|service| service["failures"].as_i64() > Some(0)).unwrap();
+    assert!(ill["last_error_time"].is_string() && ill["last_success"].is_string(), "{services}");
+
+    let (server, _) = laptop.programs.start_server(laptop.port, &[]);
+    laptop.server = Some(server);
+    copal_tests::wait::wait_blocking("all tasks to be well again", copal_tests::laptop::LIMIT, || {
+        let status = laptop.json(&["site", "status"])["status"]["services"].clone();
+        let services = status.as_object().unwrap();
+        if services.values().all(|service| service["failures"] == 0) { Ok(()) } else { Err(status.to_string()) }
+    });
+    let id = laptop.allocation("serial", 10);
+    wait_batch_job(&laptop, id, "finished");
+}
+
+/// A file system of its own for `qsubmit/`, which is filled up; unmounted when dropped.
+struct SmallDisk<'a>(&'a Path);
+
+impl<'a> SmallDisk<'a> {
+    fn mount(folder: &'a Path) -> Self {
+        let output =
+            Command::new("mount").args(["-t", "tmpfs", "-o", "size=64k", "tmpfs"]).arg(folder).output().unwrap();
+        assert!(output.status.success(), "{}", describe(&output));
+        Self(folder)
+    }
+}
+
+impl Drop for SmallDisk<'_> {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(self.0).status();
+    }
+}
+
+#[test]
+fn pitfall_075_a_full_disk_loses_no_batch_job() {
+    if !nix::unistd::geteuid().is_root() {
+        eprintln!("skipped: only root may mount the small disk that this test fills");
+        return;
+    }
+    let laptop = Laptop::new();
+    laptop.init_site(1);
+    let folder = laptop.site_path().join("qsubmit");
+    let disk = SmallDisk::mount(&folder);
+    let filler = folder.join("filler");
+    while fs::OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(&filler)
+        .and_then(|mut file| std::io::Write::write_all(&mut file, &[0; 4096]))
+        .is_ok()
+    {}
+    laptop.site(&["site", "start"]);
+    let id = laptop.allocation("serial", 10);
+    wait_status(&laptop, "No space left on device");
+    assert_eq!(batch_job_state(&laptop, id), "pending_submission");
+    fs::remove_file(&filler).unwrap();
+    wait_batch_job(&laptop, id, "finished");
+    laptop.site(&["site", "stop"]);
+    drop(disk);
+}
