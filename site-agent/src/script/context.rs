@@ -106,6 +106,13 @@ impl ScriptContext {
                     format!("{value:?} has {letter:?}, which may not stand in a script"),
                 );
             }
+            // Not every scheduler minds quotes in its directives: such a word would be another option.
+            if let Some(word) = value.split_whitespace().find(|word| word.starts_with('-')) {
+                return wrong(
+                    &format!("optional_params.{key}"),
+                    format!("{value:?} has {word:?}, which the scheduler could take for an option"),
+                );
+            }
         }
         let partition_tags = self.partitions.iter().flat_map(|partition| &partition.filter_tags);
         for (key, value) in self.filter_tags.iter().chain(partition_tags) {

@@ -9,6 +9,7 @@ use handlebars::{
 use super::{
     context::VARIABLES,
     helpers::{BUILT_IN, NAMES},
+    partials::{self, PARTIALS},
 };
 
 /// A name that means nothing.
@@ -40,6 +41,9 @@ impl Lint<'_> {
             let mistake = match element {
                 TemplateElement::Expression(call) | TemplateElement::HtmlExpression(call) => self.expression(call),
                 TemplateElement::HelperBlock(call) => self.block(call),
+                TemplateElement::PartialExpression(call) | TemplateElement::PartialBlock(call) => {
+                    self.partial(&call.name)
+                }
                 _ => None,
             };
             if mistake.is_some() {
@@ -65,6 +69,20 @@ impl Lint<'_> {
         let mistake = call.template.as_ref().and_then(|inner| self.template(inner));
         self.inner -= usize::from(scoped);
         mistake.or_else(|| call.inverse.as_ref().and_then(|inner| self.template(inner)))
+    }
+
+    fn partial(&self, name: &Parameter) -> Option<Mistake> {
+        let name = name.as_name()?;
+        if partials::exists(name) {
+            return None;
+        }
+        let known: Vec<&str> = PARTIALS.iter().map(|(name, _)| *name).collect();
+        Some(Mistake {
+            line: self.line,
+            what: "partial",
+            name: name.into(),
+            known: format!("there are {}", known.join(", ")),
+        })
     }
 
     fn parameters(&mut self, call: &HelperTemplate) -> Option<Mistake> {

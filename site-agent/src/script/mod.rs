@@ -5,13 +5,14 @@
 pub mod context;
 mod helpers;
 mod lint;
+mod partials;
 
 use std::{
     fs, io,
     path::{Path, PathBuf},
 };
 
-use handlebars::{Handlebars, RenderErrorReason, Template, TemplateErrorReason};
+use handlebars::{Handlebars, RenderErrorReason, Template, TemplateError, TemplateErrorReason};
 
 use context::ScriptContext;
 
@@ -44,7 +45,7 @@ pub enum ScriptError {
         path: PathBuf,
         /// The line.
         line: usize,
-        /// `variable` or `helper`.
+        /// `variable`, `helper` or `partial`.
         what: &'static str,
         /// Its name.
         name: String,
@@ -82,14 +83,7 @@ impl JobTemplate {
     /// # Errors
     /// [`ScriptError`] for the first mistake in it.
     pub fn new(path: &Path, text: &str, optional_params: &[&str]) -> Result<Self, ScriptError> {
-        let template = Template::compile(text).map_err(|error| {
-            let (line, message) = match (error.pos(), error.reason()) {
-                (Some((line, _)), reason) => (line, reason.to_string()),
-                (None, TemplateErrorReason::InvalidSyntax(message)) => (0, message.clone()),
-                (None, reason) => (0, reason.to_string()),
-            };
-            ScriptError::Syntax { path: path.into(), line, message }
-        })?;
+        let template = Template::compile(text).map_err(|error| syntax(path, &error))?;
         if let Some(mistake) = lint::first_mistake(&template, optional_params) {
             let lint::Mistake { line, what, name, known } = mistake;
             return Err(ScriptError::Unknown { path: path.into(), line, what, name, known });
@@ -106,6 +100,7 @@ impl JobTemplate {
         let mut engine = Handlebars::new();
         engine.set_strict_mode(true);
         helpers::register(&mut engine);
+        partials::register(&mut engine).map_err(|error| syntax(&self.path, &error))?;
         let launcher_cmd = context.launcher_cmd.clone();
         // The launcher's command is a line of shell already, with every value in it quoted.
         engine.register_escape_fn(move |text| if text == launcher_cmd { text.into() } else { quote(text) });
@@ -119,6 +114,16 @@ impl JobTemplate {
             ScriptError::Syntax { path: self.path.clone(), line: error.line_no.unwrap_or(0), message }
         })
     }
+}
+
+/// A text that is no template.
+fn syntax(path: &Path, error: &TemplateError) -> ScriptError {
+    let (line, message) = match (error.pos(), error.reason()) {
+        (Some((line, _)), reason) => (line, reason.to_string()),
+        (None, TemplateErrorReason::InvalidSyntax(message)) => (0, message.clone()),
+        (None, reason) => (0, reason.to_string()),
+    };
+    ScriptError::Syntax { path: path.into(), line, message }
 }
 
 /// Quotes a text for a POSIX shell where it needs that. Commas, `=` and `%` need none, and directives

@@ -113,6 +113,8 @@ fn an_unknown_variable_is_named_with_its_line_wherever_it_stands() {
     assert!(error.contains("optional_params.shuot") && error.contains("declared: shout"), "{error}");
     let error = render("\n\n{{hhmm wall_time_min}}", &batch_job()).unwrap_err().to_string();
     assert!(error.starts_with("/s/job-template.sh:3: unknown helper \"hhmm\""), "{error}");
+    let error = render("\n{{> mig_slice}}", &batch_job()).unwrap_err().to_string();
+    assert_eq!(error, "/s/job-template.sh:2: unknown partial \"mig_slice\"; there are mig_slices");
     let error = render("a\nb {{#if queue}} c", &batch_job()).unwrap_err().to_string();
     assert!(error.starts_with("/s/job-template.sh:"), "{error}");
 }
@@ -144,6 +146,8 @@ fn values_that_could_end_a_line_or_a_name_are_refused() {
     refused(BatchJob { project: "a b".into(), ..batch_job() }, "project");
     refused(BatchJob { queue: "--wrap=x".into(), ..batch_job() }, "queue");
     refused(BatchJob { optional_params: map(&[("shout", "$(id)")]), ..batch_job() }, "optional_params.shout");
+    refused(BatchJob { optional_params: map(&[("shout", "home -q urgent")]), ..batch_job() }, "optional_params.shout");
+    refused(BatchJob { optional_params: map(&[("shout", "-q urgent")]), ..batch_job() }, "optional_params.shout");
     refused(BatchJob { filter_tags: map(&[("a", "b\n#SBATCH -N 999")]), ..batch_job() }, "filter_tags");
 }
 
@@ -198,4 +202,50 @@ fn a_script_that_splits_gpus_makes_them_whole_again() {
     let said = String::from_utf8(output.stdout).unwrap();
     assert_eq!(said, "nvidia-smi mig -cgi 9,9 -C\nlauncher\nnvidia-smi mig -dci\nnvidia-smi mig -dgi\n");
     assert_eq!(output.status.code(), Some(5), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn partials_are_templates_that_use_only_what_there_is() {
+    for (name, text) in partials::PARTIALS {
+        // Each of the optional params that one uses is declared by every template that takes it in.
+        JobTemplate::new(Path::new(name), text, &["mig_count"]).unwrap();
+    }
+}
+
+#[test]
+fn every_rendered_script_is_clean_shell() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut scripts = Vec::new();
+    for platform in platforms() {
+        let settings: Settings = serde_json::from_value(serde_saphyr_value(&platform.settings_for(SiteId(3)))).unwrap();
+        // Every param with a value, as far as one is known that the script takes.
+        let all: StringMap = settings
+            .scheduler
+            .optional_batch_job_params
+            .keys()
+            .map(|name| {
+                let value = match name.as_str() {
+                    "mig_count" => "7",
+                    "singularity_prime_cache" => "yes",
+                    _ => "a:b,c=d e",
+                };
+                (name.clone(), value.to_owned())
+            })
+            .collect();
+        let full = BatchJob { optional_params: all, ..requests()[2].1.clone() };
+        let names: Vec<&str> = settings.scheduler.optional_batch_job_params.keys().map(String::as_str).collect();
+        let template = JobTemplate::new(Path::new("job-template.sh"), platform.job_template, &names).unwrap();
+        for (name, request) in requests().into_iter().chain([("full", full)]) {
+            let path = folder.path().join(format!("{}-{name}.sh", platform.name));
+            let mut settings = settings.clone();
+            settings.launcher.proxy = Some("http://proxy.example.org:3128".into());
+            std::fs::write(&path, template.render(&context(&settings, &request)).unwrap()).unwrap();
+            scripts.push(path);
+        }
+    }
+    // A tag with a dollar sign in it is meant as it is.
+    let output =
+        std::process::Command::new("shellcheck").args(["--shell=bash", "--exclude=SC2016"]).args(&scripts).output();
+    let output = output.expect("shellcheck, which is a package of its name");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
 }
