@@ -5,6 +5,7 @@ use std::time::Duration;
 use copal_schemas::{
     BatchJobId, SessionId, SiteId,
     job::Job,
+    page::Page,
     session::{Acquire, Session, SessionCreate, Signals, SignalsQuery, Updates, UpdatesAnswer},
 };
 use reqwest::Method;
@@ -22,6 +23,14 @@ impl Client {
         batch_job_id: Option<BatchJobId>,
     ) -> Result<Session, ClientError> {
         self.post("sessions/", &SessionCreate { site_id, batch_job_id }).await
+    }
+
+    /// The user's open Sessions.
+    ///
+    /// # Errors
+    /// [`ClientError`]
+    pub async fn list_sessions(&self) -> Result<Vec<Session>, ClientError> {
+        Ok(self.get::<Page<Session>>("sessions/", &()).await?.results)
     }
 
     /// Acquires Jobs; waits up to `wait_sec` for the first.

@@ -113,6 +113,14 @@ pub struct Ending {
     pub signal: Option<String>,
 }
 
+impl Ending {
+    /// An end at this moment of a job that never got its nodes.
+    #[must_use]
+    pub fn now(reason: EndReason) -> Self {
+        Self { start: None, end: Some(chrono::Utc::now()), reason, exit_code: None, signal: None }
+    }
+}
+
 /// Why a job of the scheduler ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -6,6 +6,7 @@
 //! history, the launcher's own exit record, or an absence that lasts.
 
 mod desk;
+mod ending;
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -18,17 +19,17 @@ use std::{
 
 use anyhow::Context as _;
 use chrono::Utc;
-use copal_client::{
-    SiteDir,
-    launcher_exit::{ExitReason, LauncherExit},
-};
+use copal_client::SiteDir;
 use copal_schemas::{
-    BatchJobId, StringMap,
+    BatchJobId,
     batch_job::{BatchJob, BatchJobPatch, BatchJobState, SchedulerId},
     settings::{SchedulerSettings, Settings},
 };
 
-use self::desk::{Desk, ServiceDesk};
+use self::{
+    desk::{Desk, ServiceDesk},
+    ending::Absence,
+};
 use super::{Context, Passes, Wakes, run_passes};
 use crate::{
     ledger::{Ledger, Submission},
@@ -38,13 +39,8 @@ use crate::{
     settings::SettingsFile,
 };
 
-/// An absence counts as the end after this many answers in a row without the job, over at least this time.
-const ABSENT_LOOKS: u32 = 3;
-const ABSENT_FOR: Duration = Duration::from_secs(120);
 /// A cancel is repeated after this time, in case it was lost.
 const CANCEL_AGAIN: Duration = Duration::from_secs(30);
-/// The most bytes of a script's output that are shown after a bad end.
-const MAX_TAIL: usize = 2_000;
 
 /// Runs until the agent stops.
 pub async fn run(context: Context) {
@@ -58,8 +54,10 @@ pub async fn run(context: Context) {
         scheduler: None,
         opened_with: None,
         absences: HashMap::new(),
+        awaited: HashMap::new(),
         missing: HashMap::new(),
         cancelled: HashMap::new(),
+        to_cancel: Vec::new(),
     };
     run_passes(&context, sync).await;
 }
@@ -75,14 +73,13 @@ struct QueueSync<D> {
     /// The settings that the scheduler was opened with.
     opened_with: Option<SchedulerSettings>,
     absences: HashMap<BatchJobId, Absence>,
+    /// Since when a job is known to have ended whose launcher may still have left something.
+    awaited: HashMap<BatchJobId, Instant>,
     /// Since when a submission without an answer is looked for in vain.
     missing: HashMap<BatchJobId, Instant>,
     cancelled: HashMap<BatchJobId, Instant>,
-}
-
-struct Absence {
-    since: Instant,
-    looks: u32,
+    /// What this pass cancels, at once in the end: a command for each is a burden on the scheduler.
+    to_cancel: Vec<(BatchJobId, Tracked)>,
 }
 
 /// A BatchJob and what the agent and the scheduler know of it.
@@ -156,6 +153,9 @@ impl<D: Desk> QueueSync<D> {
             } else if let Err(error) = self.follow(scheduler.as_ref(), case).await {
                 trouble = trouble.or(Some(error));
             }
+        }
+        if let Err(error) = self.send_cancels(scheduler.as_ref()).await {
+            trouble = trouble.or(Some(error));
         }
         for case in to_submit {
             let count = waiting.entry(case.batch_job.queue.clone()).or_default();
@@ -242,30 +242,22 @@ impl<D: Desk> QueueSync<D> {
             return match &case.submission {
                 Some(_) if !self.is_lost(scheduler, id) => Ok(()),
                 _ => {
-                    let reason = "cancelled before it was submitted".to_owned();
-                    self.finish(
-                        &case,
-                        Ending {
-                            start: None,
-                            end: Some(Utc::now()),
-                            reason: EndReason::Cancelled,
-                            exit_code: None,
-                            signal: None,
-                        },
-                        Some(reason),
-                    )
-                    .await
+                    let ending = Ending::now(EndReason::Cancelled);
+                    self.finish(&case, ending, ending::Evidence::NeverSubmitted).await
                 }
             };
         }
         match case.status.clone() {
-            Some(Status::Ended(ending)) => self.finish(&case, ending, None).await,
-            Some(Status::Absent) => match self.absent(&case) {
-                Some(ending) => self.finish(&case, ending, None).await,
+            Some(Status::Ended(ending)) => match self.may_have_left_more(&case).await? {
+                true => Ok(()),
+                false => self.finish(&case, ending, ending::Evidence::Scheduler).await,
+            },
+            Some(Status::Absent) => match self.absent(&case).await? {
+                Some((ending, evidence)) => self.finish(&case, ending, evidence).await,
                 None => Ok(()),
             },
             Some(Status::Impossible { reason }) => {
-                self.cancel(scheduler, &case).await?;
+                self.cancel(&case);
                 if case.batch_job.state == BatchJobState::PendingDeletion {
                     return Ok(());
                 }
@@ -274,7 +266,7 @@ impl<D: Desk> QueueSync<D> {
             Some(status @ (Status::Queued { .. } | Status::Running { .. })) => {
                 self.absences.remove(&id);
                 if case.batch_job.state == BatchJobState::PendingDeletion {
-                    self.cancel(scheduler, &case).await?;
+                    self.cancel(&case);
                 }
                 match alive_patch(&case.batch_job, case.scheduler_id(), &status) {
                     Some(patch) => self.desk.report(id, &patch).await,
@@ -290,67 +282,26 @@ impl<D: Desk> QueueSync<D> {
         self.missing.get(&id).is_some_and(|since| since.elapsed() >= scheduler.lost_after())
     }
 
-    async fn cancel(&mut self, scheduler: &dyn Scheduler, case: &Case) -> anyhow::Result<()> {
-        let again = self.cancelled.get(&case.batch_job.id).is_none_or(|when| when.elapsed() >= CANCEL_AGAIN);
-        if let (true, Some(id)) = (again, case.scheduler_id()) {
-            tracing::info!(batch_job.id = case.batch_job.id.0, scheduler.id = id.0, "cancelled, as its owner wants");
-            scheduler.cancel(&[Tracked { key: case.key.clone(), id: id.clone() }]).await?;
-            self.cancelled.insert(case.batch_job.id, Instant::now());
-        }
-        Ok(())
-    }
-
-    /// How a job ended that the scheduler does not know any more; `None` while that is not certain.
-    fn absent(&mut self, case: &Case) -> Option<Ending> {
-        let absence =
-            self.absences.entry(case.batch_job.id).or_insert_with(|| Absence { since: Instant::now(), looks: 0 });
-        absence.looks += 1;
-        let ending =
-            |end, reason| Ending { start: case.batch_job.start_time, end, reason, exit_code: None, signal: None };
-        if let Some(exit) = self.launcher_exit(case) {
-            let reason = if exit.reason == ExitReason::Failed { EndReason::Failed } else { EndReason::Completed };
-            return Some(ending(Some(exit.time), reason));
-        }
-        let absence = self.absences.get(&case.batch_job.id)?;
-        (absence.looks >= ABSENT_LOOKS && absence.since.elapsed() >= ABSENT_FOR)
-            .then(|| ending(Some(Utc::now()), EndReason::Lost))
-    }
-
-    /// The exit record of the BatchJob's launcher.
-    fn launcher_exit(&self, case: &Case) -> Option<LauncherExit> {
-        let exit = LauncherExit::read(&self.dir.qsubmit(), case.batch_job.id)?;
-        // An older one belongs to another service's BatchJob of this number.
-        case.submission.as_ref().filter(|submission| exit.time >= submission.intent).map(|_| exit)
-    }
-
-    async fn finish(&mut self, case: &Case, ending: Ending, reason: Option<String>) -> anyhow::Result<()> {
+    /// Has a job cancelled at the end of this pass.
+    fn cancel(&mut self, case: &Case) {
         let id = case.batch_job.id;
-        // Once the service knows that it ended, its Session is over and what its launcher left to report is refused.
-        self.desk.deliver(id).await?;
-        let mut info = StringMap::new();
-        info.insert("reason".into(), reason.unwrap_or_else(|| ending_reason(&ending)));
-        if case.submission.is_some() {
-            info.insert("script".into(), self.path(&case.key, "sh").display().to_string());
+        let again = self.cancelled.get(&id).is_none_or(|when| when.elapsed() >= CANCEL_AGAIN);
+        if let (true, Some(scheduler_id)) = (again, case.scheduler_id()) {
+            self.to_cancel.push((id, Tracked { key: case.key.clone(), id: scheduler_id.clone() }));
         }
-        if matches!(ending.reason, EndReason::Failed | EndReason::Lost | EndReason::OutOfMemory) {
-            let output = tail(&self.path(&case.key, "out"));
-            let said = self.launcher_exit(case).map(|exit| exit.message);
-            if let Some(error) = said.or_else(|| output.as_deref().and_then(last_complaint)) {
-                info.insert("error".into(), error);
-            }
-            info.extend(output.map(|output| ("output".to_owned(), output)));
+    }
+
+    /// Tells the scheduler which jobs are to be cancelled.
+    async fn send_cancels(&mut self, scheduler: &dyn Scheduler) -> anyhow::Result<()> {
+        let (ids, jobs): (Vec<BatchJobId>, Vec<Tracked>) = std::mem::take(&mut self.to_cancel).into_iter().unzip();
+        if jobs.is_empty() {
+            return Ok(());
         }
-        let patch = BatchJobPatch {
-            scheduler_id: new_id(&case.batch_job, case.scheduler_id()),
-            state: Some(BatchJobState::Finished),
-            status_info: Some(info),
-            start_time: ending.start.or(case.batch_job.start_time).map(Some),
-            end_time: Some(ending.end.or_else(|| Some(Utc::now()))),
-        };
-        self.desk.report(id, &patch).await?;
-        tracing::info!(batch_job.id = id.0, "finished: {}", ending.reason);
-        self.absences.remove(&id);
-        self.cancelled.remove(&id);
+        scheduler.cancel(&jobs).await?;
+        for (id, job) in ids.into_iter().zip(jobs) {
+            tracing::info!(batch_job.id = id.0, scheduler.id = job.id.0, "cancelled");
+            self.cancelled.insert(id, Instant::now());
+        }
         Ok(())
     }
 
@@ -378,10 +329,12 @@ impl<D: Desk> QueueSync<D> {
         if let Err(reason) = policy::check(&settings.scheduler, &case.batch_job, waiting) {
             return self.refuse(id, reason).await.map(|()| false);
         }
-        let spec = match self.prepare(settings, &case) {
-            Ok(spec) => spec,
+        let text = match self.render(settings, &case) {
+            Ok(text) => text,
             Err(error) => return self.refuse(id, format!("{error:#}")).await.map(|()| false),
         };
+        // A disk that is full is not the BatchJob's fault: it waits until there is room.
+        let spec = self.write_script(&case, &text)?;
         self.desk.equip(id).await?;
         let intent = self.ledger.intend(id)?;
         match scheduler.submit(&spec).await {
@@ -408,13 +361,18 @@ impl<D: Desk> QueueSync<D> {
         }
     }
 
-    /// Renders and writes the script.
-    fn prepare(&self, settings: &Settings, case: &Case) -> anyhow::Result<SubmitSpec> {
+    /// Renders the script. What is wrong with it is wrong whenever it is tried.
+    fn render(&self, settings: &Settings, case: &Case) -> anyhow::Result<String> {
         let batch_job = &case.batch_job;
         let path = self.dir.root().join(&settings.scheduler.job_template_path);
         let names: Vec<&str> = settings.scheduler.optional_batch_job_params.keys().map(String::as_str).collect();
         let context = ScriptContext::new(&self.dir, settings, &self.programs, batch_job, &case.key);
-        let text = JobTemplate::load(&path, &names)?.render(&context)?;
+        Ok(JobTemplate::load(&path, &names)?.render(&context)?)
+    }
+
+    /// Writes the script.
+    fn write_script(&self, case: &Case, text: &str) -> anyhow::Result<SubmitSpec> {
+        let batch_job = &case.batch_job;
         let script = self.path(&case.key, "sh");
         let cant = || format!("can't write {}", script.display());
         fs::write(&script, text).with_context(cant)?;
@@ -438,6 +396,7 @@ impl<D: Desk> QueueSync<D> {
         let patch = BatchJobPatch {
             state: Some(BatchJobState::SubmitFailed),
             status_info: Some([("error".to_owned(), reason)].into()),
+            end_time: Some(Some(Utc::now())),
             ..BatchJobPatch::default()
         };
         self.desk.report(id, &patch).await
@@ -473,30 +432,6 @@ fn alive_patch(batch_job: &BatchJob, id: Option<&SchedulerId>, status: &Status) 
 
 fn new_id(batch_job: &BatchJob, id: Option<&SchedulerId>) -> Option<Option<SchedulerId>> {
     (id.is_some() && batch_job.scheduler_id.as_ref() != id).then(|| id.cloned())
-}
-
-/// Why a job ended, for people.
-fn ending_reason(ending: &Ending) -> String {
-    match (&ending.signal, ending.exit_code) {
-        (Some(signal), _) => format!("{}: {signal}", ending.reason),
-        (None, Some(code)) if code != 0 => format!("{}: exit code {code}", ending.reason),
-        _ => ending.reason.to_string(),
-    }
-}
-
-/// The last line of an output that is no log line of the launcher about its ordinary work.
-fn last_complaint(output: &str) -> Option<String> {
-    let line = output.lines().rev().find(|line| !line.trim().is_empty())?;
-    (!line.contains(" INFO ")).then(|| line.trim().to_owned())
-}
-
-/// The last lines of a script's output.
-fn tail(path: &std::path::Path) -> Option<String> {
-    let bytes = fs::read(path).ok()?;
-    let text = String::from_utf8_lossy(&bytes[bytes.len().saturating_sub(MAX_TAIL)..]).replace('\0', "\u{fffd}");
-    let lines: Vec<&str> = text.lines().collect();
-    let text = lines[lines.len().saturating_sub(10)..].join("\n").trim().to_owned();
-    (!text.is_empty()).then_some(text)
 }
 
 #[cfg(test)]

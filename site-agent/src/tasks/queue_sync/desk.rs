@@ -3,7 +3,7 @@
 use anyhow::Context as _;
 use copal_client::{ClientError, launcher_login::LauncherLogin};
 use copal_schemas::{
-    BatchJobId,
+    BatchJobId, Timestamp,
     batch_job::{BatchJob, BatchJobPatch, BatchJobState},
     problem::ErrorCode,
 };
@@ -23,6 +23,9 @@ pub(super) trait Desk: Send + Sync {
 
     /// Tells what became of one. That it was deleted meanwhile is no error: nobody wants to know.
     fn report(&self, id: BatchJobId, patch: &BatchJobPatch) -> impl Future<Output = anyhow::Result<()>> + Send;
+
+    /// The last sign of life of a BatchJob's launcher; `None` when it has no open Session.
+    fn last_heartbeat(&self, id: BatchJobId) -> impl Future<Output = anyhow::Result<Option<Timestamp>>> + Send;
 
     /// Delivers what the launcher of a BatchJob that has ended left to report.
     fn deliver(&self, id: BatchJobId) -> impl Future<Output = anyhow::Result<()>> + Send;
@@ -66,6 +69,12 @@ impl Desk for ServiceDesk {
             self.launcher_login(id).remove();
         }
         Ok(())
+    }
+
+    async fn last_heartbeat(&self, id: BatchJobId) -> anyhow::Result<Option<Timestamp>> {
+        let sessions = self.context.api.client().list_sessions().await?;
+        let own = sessions.into_iter().filter(|session| session.batch_job_id == Some(id));
+        Ok(own.map(|session| session.heartbeat).max())
     }
 
     async fn deliver(&self, id: BatchJobId) -> anyhow::Result<()> {

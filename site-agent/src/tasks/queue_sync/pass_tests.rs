@@ -2,9 +2,13 @@
 
 use std::sync::{Mutex, MutexGuard};
 
-use copal_schemas::{SiteId, batch_job::JobMode, settings::QueueLimits};
+use copal_client::launcher_exit::{ExitReason, LauncherExit};
+use copal_schemas::{SiteId, StringMap, Timestamp, batch_job::JobMode, settings::QueueLimits};
 
-use super::*;
+use super::{
+    ending::{ABSENT_FOR, ABSENT_LOOKS, Absence, UNSEEN_FOR},
+    *,
+};
 use crate::scheduler::{Adapter, SchedulerError};
 
 /// A service in memory; what it was told, in order.
@@ -19,6 +23,8 @@ struct DeskState {
     told: Vec<String>,
     /// Reports that fail before one gets through.
     failures: usize,
+    /// The last signs of life of launchers with an open Session.
+    heartbeats: BTreeMap<BatchJobId, Timestamp>,
 }
 
 impl FakeDesk {
@@ -59,6 +65,10 @@ impl Desk for FakeDesk {
         Ok(())
     }
 
+    async fn last_heartbeat(&self, id: BatchJobId) -> anyhow::Result<Option<Timestamp>> {
+        Ok(self.lock().heartbeats.get(&id).copied())
+    }
+
     async fn deliver(&self, id: BatchJobId) -> anyhow::Result<()> {
         self.lock().told.push(format!("{id} delivered"));
         Ok(())
@@ -83,6 +93,8 @@ struct SchedulerState {
     refuses: Option<String>,
     submissions: usize,
     cancelled: Vec<SchedulerId>,
+    /// How often it was told to cancel something.
+    cancels: usize,
     lost_after: Duration,
 }
 
@@ -133,7 +145,9 @@ impl Adapter for FakeScheduler {
     }
 
     async fn cancel(&self, jobs: &[Tracked]) -> Result<(), SchedulerError> {
-        self.lock().cancelled.extend(jobs.iter().map(|job| job.id.clone()));
+        let mut state = self.lock();
+        state.cancels += 1;
+        state.cancelled.extend(jobs.iter().map(|job| job.id.clone()));
         Ok(())
     }
 
@@ -179,8 +193,10 @@ impl World {
             opened_with: Some(settings.current().0.scheduler.clone()),
             settings: Arc::new(settings),
             absences: HashMap::new(),
+            awaited: HashMap::new(),
             missing: HashMap::new(),
             cancelled: HashMap::new(),
+            to_cancel: Vec::new(),
         }
     }
 
@@ -431,7 +447,7 @@ async fn pitfall_012_018_an_absence_ends_nothing_until_it_lasts_or_the_launcher_
     world.scheduler.set(&world.key(second), Status::Absent);
     world.pass().await.unwrap();
     let long_ago = Instant::now().checked_sub(ABSENT_FOR).unwrap();
-    world.sync.absences.insert(second, Absence { since: long_ago, looks: ABSENT_LOOKS });
+    world.sync.absences.insert(second, Absence { since: long_ago, looks: ABSENT_LOOKS, heard: None });
     world.pass().await.unwrap();
     assert_eq!((world.state(second), world.info(second)["reason"].as_str()), (BatchJobState::Finished, "lost"));
 }
@@ -444,4 +460,163 @@ async fn a_template_with_a_mistake_is_named() {
     world.pass().await.unwrap();
     assert_eq!(world.state(id), BatchJobState::SubmitFailed);
     assert!(world.info(id)["error"].contains("job-template.sh:2: unknown variable \"nodes\""), "{:?}", world.info(id));
+}
+
+impl World {
+    /// A BatchJob that the scheduler has, with this status.
+    async fn submitted(&mut self, id: i64, status: Status) -> BatchJobId {
+        let id = self.add(id);
+        self.pass().await.unwrap();
+        self.scheduler.set(&self.key(id), status);
+        id
+    }
+
+    /// Makes an absence look as old as one that counts.
+    fn age(&mut self, id: BatchJobId) {
+        let absence = self.sync.absences.get_mut(&id).unwrap();
+        absence.since = Instant::now().checked_sub(ABSENT_FOR).unwrap();
+        absence.looks = ABSENT_LOOKS;
+    }
+
+    fn launcher_exits(&self, id: BatchJobId, reason: ExitReason) {
+        let exit = LauncherExit { reason, message: "said".into(), time: Utc::now(), runs: 1 };
+        exit.write(&self.dir.qsubmit(), id).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn pitfall_045_an_id_that_never_comes_back_after_a_preemption_is_not_waited_for_for_ever() {
+    let mut world = World::new();
+    let id = world.submitted(1, Status::Running { start: None }).await;
+    world.pass().await.unwrap();
+    // Preempted and queued again under its id, or so it seems; then the site's policy cancels it.
+    world.scheduler.set(&world.key(id), Status::Queued { reason: Some("BeginTime".into()) });
+    world.pass().await.unwrap();
+    assert_eq!(world.state(id), BatchJobState::Queued);
+    world.scheduler.set(&world.key(id), Status::Absent);
+    world.pass().await.unwrap();
+    assert_eq!(world.state(id), BatchJobState::Queued);
+    world.age(id);
+    world.pass().await.unwrap();
+    assert_eq!((world.state(id), world.info(id)["reason"].as_str()), (BatchJobState::Finished, "lost"));
+    assert!(world.info(id)["evidence"].starts_with("for 120 s the scheduler did not list it"));
+}
+
+#[tokio::test]
+async fn pitfall_031_047_a_launcher_that_gives_signs_of_life_is_alive_whatever_the_scheduler_lists() {
+    let mut world = World::new();
+    let id = world.submitted(1, Status::Running { start: None }).await;
+    world.pass().await.unwrap();
+    world.scheduler.set(&world.key(id), Status::Absent);
+    for beat in 0..3 {
+        world.desk.lock().heartbeats.insert(id, Utc::now() + chrono::TimeDelta::seconds(beat));
+        world.pass().await.unwrap();
+        world.age(id);
+    }
+    world.desk.lock().heartbeats.insert(id, Utc::now() + chrono::TimeDelta::seconds(9));
+    world.pass().await.unwrap();
+    assert_eq!(world.state(id), BatchJobState::Running);
+    // It falls silent, and its Session is still open.
+    world.age(id);
+    world.pass().await.unwrap();
+    assert_eq!((world.state(id), world.info(id)["reason"].as_str()), (BatchJobState::Finished, "lost"));
+}
+
+#[tokio::test]
+async fn pitfall_047_what_decided_is_shown() {
+    let mut world = World::new();
+    let (by_scheduler, by_launcher) = (world.submitted(1, completed()).await, world.submitted(2, Status::Absent).await);
+    world.launcher_exits(by_launcher, ExitReason::Idle);
+    let never = world.add(3);
+    world.set_state(never, BatchJobState::PendingDeletion);
+    world.pass().await.unwrap();
+    assert_eq!(world.info(by_scheduler)["evidence"], "the scheduler says so");
+    assert!(world.info(by_launcher)["evidence"].starts_with("its launcher's exit record"));
+    assert_eq!(world.info(never)["evidence"], "it was never submitted");
+}
+
+#[tokio::test]
+async fn pitfall_050_many_are_cancelled_by_one_command() {
+    let mut world = World::new();
+    let mut ids = Vec::new();
+    for id in 1..=20 {
+        ids.push(world.submitted(id, Status::Running { start: None }).await);
+    }
+    for id in &ids {
+        world.set_state(*id, BatchJobState::PendingDeletion);
+    }
+    world.pass().await.unwrap();
+    world.pass().await.unwrap();
+    let scheduler = world.scheduler.lock();
+    assert_eq!((scheduler.cancels, scheduler.cancelled.len()), (1, 20));
+}
+
+#[tokio::test]
+async fn pitfall_074_what_the_script_said_is_attached_to_a_bad_end() {
+    let mut world = World::new();
+    let id = world.add(1);
+    world.pass().await.unwrap();
+    let output = world.dir.qsubmit().join(format!("{}.out", world.key(id)));
+    fs::write(output, "loading modules\nbash: line 7: module: command not found\n").unwrap();
+    let ending = Ending { exit_code: Some(127), ..Ending::now(EndReason::Failed) };
+    world.scheduler.set(&world.key(id), Status::Ended(ending));
+    world.pass().await.unwrap();
+    let info = world.info(id);
+    assert_eq!(info["reason"], "failed: exit code 127");
+    assert_eq!(info["error"], "bash: line 7: module: command not found");
+    assert!(info["output"].starts_with("loading modules"), "{info:?}");
+}
+
+#[tokio::test]
+async fn pitfall_077_what_a_node_wrote_may_be_seen_later() {
+    let mut world = World::new();
+    let mut text = fs::read_to_string(world.dir.settings_path()).unwrap();
+    text = text.replace("\"allowed_queues\"", "\"kind\": \"slurm\", \"allowed_queues\"");
+    fs::write(world.dir.settings_path(), text).unwrap();
+    world.restart_agent();
+    let id = world.submitted(1, completed()).await;
+    world.desk.lock().heartbeats.insert(id, Utc::now());
+    // Its Session is open, and the exit record that says that all is written is not to be seen yet.
+    world.pass().await.unwrap();
+    world.pass().await.unwrap();
+    assert!(!world.state(id).is_over());
+    assert!(!world.desk.lock().told.iter().any(|line| line.ends_with("delivered")));
+    world.launcher_exits(id, ExitReason::Idle);
+    world.pass().await.unwrap();
+    assert_eq!(world.state(id), BatchJobState::Finished);
+    // A launcher that was killed writes none: that is not waited for for ever.
+    let killed = world.submitted(2, completed()).await;
+    world.desk.lock().heartbeats.insert(killed, Utc::now());
+    world.pass().await.unwrap();
+    assert!(!world.state(killed).is_over());
+    world.sync.awaited.insert(killed, Instant::now().checked_sub(UNSEEN_FOR).unwrap());
+    world.pass().await.unwrap();
+    assert_eq!(world.state(killed), BatchJobState::Finished);
+}
+
+#[tokio::test]
+async fn a_launcher_that_its_owner_stopped_was_cancelled_and_did_not_complete() {
+    let mut world = World::new();
+    let id = world.submitted(1, Status::Running { start: None }).await;
+    world.set_state(id, BatchJobState::PendingDeletion);
+    world.launcher_exits(id, ExitReason::Stopped);
+    world.scheduler.set(&world.key(id), completed());
+    world.pass().await.unwrap();
+    assert_eq!((world.state(id), world.info(id)["reason"].as_str()), (BatchJobState::Finished, "cancelled"));
+}
+
+#[tokio::test]
+async fn pitfall_038_a_queues_limit_counts_by_what_was_asked_for() {
+    // Where a queue is a quality of service, the scheduler lists the job in a partition of another name.
+    let limits = QueueLimits { max_nodes: 1, max_walltime: 60, max_queued_jobs: 1 };
+    let mut world = World::with([("debug".into(), limits)].into());
+    let (first, second) = (world.add(1), world.add(2));
+    world.pass().await.unwrap();
+    world.scheduler.set(&world.key(first), Status::Queued { reason: Some("in partition cpu_a".into()) });
+    let third = world.add(3);
+    world.pass().await.unwrap();
+    assert_eq!(world.state(first), BatchJobState::Queued);
+    for id in [second, third] {
+        assert_eq!(world.state(id), BatchJobState::SubmitFailed);
+    }
 }

@@ -1,6 +1,9 @@
-use copal_schemas::{SiteId, batch_job::JobMode};
+use copal_schemas::{SiteId, StringMap, batch_job::JobMode};
 
-use super::*;
+use super::{
+    ending::{ending_reason, last_complaint, tail},
+    *,
+};
 
 fn batch_job(state: BatchJobState) -> BatchJob {
     BatchJob {

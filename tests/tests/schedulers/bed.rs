@@ -1,0 +1,206 @@
+//! A machine with a scheduler that is stood in for: its commands (`site-agent/tests/standins`) on the PATH, a
+//! service, and a Site whose agent uses them.
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
+
+use copal_tests::{
+    process::{Programs, Running, describe, free_port},
+    wait::wait_blocking,
+};
+use serde_json::Value;
+
+pub(crate) const LIMIT: Duration = Duration::from_secs(90);
+
+/// The commands of each kind of scheduler.
+fn commands(kind: &str) -> &'static [&'static str] {
+    match kind {
+        "pbs" => &["qsub", "qselect", "qstat", "qdel", "pbsnodes"],
+        "lsf" => &["bsub", "bjobs", "bhist", "bkill", "bhosts"],
+        "cobalt" => &["qsub", "qstat", "qdel", "nodelist"],
+        "flux" => &["flux"],
+        other => panic!("no stand-ins for {other}"),
+    }
+}
+
+pub(crate) struct Bed {
+    // Dropped in this order: service, then the check that nothing is left.
+    _server: Running,
+    programs: Programs,
+}
+
+impl Bed {
+    /// The machine, a user, and a Site that was made by `site init` alone, with its agent.
+    pub(crate) fn new(kind: &'static str) -> Self {
+        let programs = Programs::new();
+        // The embedded Postgres may run as another user, who must get to its folder.
+        fs::set_permissions(programs.home(), fs::Permissions::from_mode(0o755)).unwrap();
+        let (server, url) = programs.start_server(free_port(), &[]);
+        let bed = Self { _server: server, programs };
+        fs::create_dir(bed.folder("bin")).unwrap();
+        fs::create_dir(bed.folder("queue")).unwrap();
+        let standin = Path::new(env!("CARGO_MANIFEST_DIR")).join("../site-agent/tests/standins/standin.py");
+        for command in commands(kind) {
+            let path = bed.folder("bin").join(command);
+            let text = format!(
+                "#!/bin/sh\nSTANDIN_FAMILY={kind} STANDIN_QUEUE='{}' exec '{}' {command} \"$@\"\n",
+                bed.folder("queue").display(),
+                standin.display()
+            );
+            fs::write(&path, text).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        let register = ["register", "--url", &url, "--username", "ann"];
+        let output = bed.command("copal").env("COPAL_PASSWORD", "correct horse").args(register).output().unwrap();
+        assert!(output.status.success(), "{}", describe(&output));
+        let site = bed.site();
+        let init = ["site", "init", site.to_str().unwrap(), "--name", kind, "--platform", kind, "-y"];
+        let output = bed.command("copal").args(init).output().unwrap();
+        assert!(output.status.success(), "{}", describe(&output));
+        bed
+    }
+
+    /// Sets keys of `settings.yml`, each of which must be a line of it.
+    pub(crate) fn set_settings(&self, values: &[(&str, &str)]) {
+        let mut text = self.settings();
+        for (key, value) in values {
+            let is_key = |line: &&str| line.trim_start().strip_prefix(key).is_some_and(|rest| rest.starts_with(':'));
+            let line = text.lines().find(is_key).unwrap_or_else(|| panic!("{key} is not in {text}")).to_owned();
+            let indent = &line[..line.len() - line.trim_start().len()];
+            text = text.replace(&line, &format!("{indent}{key}: {value}"));
+        }
+        fs::write(self.site().join("settings.yml"), text).unwrap();
+    }
+
+    pub(crate) fn settings(&self) -> String {
+        fs::read_to_string(self.site().join("settings.yml")).unwrap()
+    }
+
+    pub(crate) fn folder(&self, name: &str) -> PathBuf {
+        self.programs.home().join(name)
+    }
+
+    /// The Site's folder. Its name has a space in it: there are such.
+    pub(crate) fn site(&self) -> PathBuf {
+        self.folder("my site")
+    }
+
+    fn command(&self, program: &str) -> Command {
+        let path = format!("{}:{}", self.folder("bin").display(), std::env::var("PATH").unwrap_or_default());
+        let mut command = self.programs.command(program);
+        command.env("PATH", path);
+        command
+    }
+
+    /// Puts a file into the queue's folder by which the stand-ins change what they do, or takes it away.
+    pub(crate) fn set(&self, name: &str, text: Option<&str>) {
+        let path = self.folder("queue").join(name);
+        match text {
+            Some(text) => fs::write(path, text).unwrap(),
+            None => fs::remove_file(path).unwrap(),
+        }
+    }
+
+    /// How many jobs the scheduler was ever given.
+    pub(crate) fn submitted(&self) -> usize {
+        let entries = fs::read_dir(self.folder("queue")).unwrap().flatten();
+        entries.filter(|entry| entry.path().extension().is_some_and(|extension| extension == "json")).count()
+    }
+
+    /// A command in the Site's folder that must succeed.
+    #[track_caller]
+    pub(crate) fn copal(&self, arguments: &[&str]) -> String {
+        let output = self.command("copal").current_dir(self.site()).args(arguments).output().unwrap();
+        assert!(output.status.success(), "copal {}: {}", arguments.join(" "), describe(&output));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    #[track_caller]
+    pub(crate) fn json(&self, arguments: &[&str]) -> Value {
+        let text = self.copal(&[arguments, &["-o", "json"]].concat());
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{arguments:?}: {error}: {text}"))
+    }
+
+    pub(crate) fn app(&self, name: &str, rest: &str) {
+        fs::write(self.site().join(format!("apps/{name}.yml")), format!("name: {name}\n{rest}\n")).unwrap();
+        self.copal(&["app", "sync"]);
+    }
+
+    #[track_caller]
+    pub(crate) fn job(&self, app: &str, workdir: &str) -> i64 {
+        self.json(&["job", "create", "-y", "-a", app, "-w", workdir])[0]["id"].as_i64().unwrap()
+    }
+
+    /// Asks for a node for ten minutes in a queue.
+    #[track_caller]
+    pub(crate) fn submit(&self, queue: &str) -> i64 {
+        let ask = ["queue", "submit", "-n", "1", "-t", "10", "-A", "proj", "-j", "serial", "-q", queue];
+        self.json(&ask)["id"].as_i64().unwrap()
+    }
+
+    #[track_caller]
+    pub(crate) fn batch_job(&self, id: i64) -> Value {
+        let all = self.json(&["queue", "ls", "--history"]);
+        all.as_array().unwrap().iter().find(|batch_job| batch_job["id"] == id).unwrap().clone()
+    }
+
+    #[track_caller]
+    pub(crate) fn wait_batch_job(&self, id: i64, state: &str) -> Value {
+        wait_blocking(&format!("BatchJob {id} to be {state}"), LIMIT, || match self.batch_job(id) {
+            now if now["state"] == state => Ok(now),
+            now => Err(format!("{now}\n{}", self.logs())),
+        })
+    }
+
+    #[track_caller]
+    pub(crate) fn wait_job(&self, id: i64, state: &str) {
+        wait_blocking(&format!("Job {id} to be {state}"), LIMIT, || {
+            match &self.json(&["job", "ls", "--id", &id.to_string()])[0]["state"] {
+                now if now == state => Ok(()),
+                now => Err(format!("{now}\n{}", self.logs())),
+            }
+        });
+    }
+
+    /// Waits until `site status` says this.
+    #[track_caller]
+    pub(crate) fn wait_status(&self, text: &str) {
+        wait_blocking(text, LIMIT, || match self.copal(&["site", "status"]) {
+            status if status.contains(text) => Ok(()),
+            status => Err(status),
+        });
+    }
+
+    /// The ends of the Site's logs, for the text of a failure.
+    fn logs(&self) -> String {
+        let mut text = String::new();
+        for folder in ["log", "qsubmit"] {
+            for entry in fs::read_dir(self.site().join(folder)).into_iter().flatten().flatten() {
+                let bytes = fs::read(entry.path()).unwrap_or_default();
+                let tail = String::from_utf8_lossy(&bytes[bytes.len().saturating_sub(2_000)..]).into_owned();
+                text.push_str(&format!("\n--- {}\n{tail}", entry.path().display()));
+            }
+        }
+        text
+    }
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("{}", self.logs());
+        }
+        let _ = self.command("copal").current_dir(self.site()).args(["site", "stop"]).output();
+        // Their supervisors end what still runs.
+        for job in fs::read_dir(self.folder("queue")).into_iter().flatten().flatten() {
+            if job.path().extension().is_some_and(|extension| extension == "json") {
+                let _ = fs::write(job.path().with_extension("cancel"), "");
+            }
+        }
+    }
+}

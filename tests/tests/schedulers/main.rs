@@ -1,0 +1,175 @@
+//! The whole agent against PBS, LSF, Cobalt and Flux: the same life of a Site, from `site init` to `queue rm`, on
+//! stand-ins for the schedulers' commands that keep a queue in a folder and really run the scripts. What Slurm
+//! does is tested on Slurm (`tests/slurm`).
+#![expect(clippy::unwrap_used, clippy::print_stderr, reason = "a test's helper fails as a test does")]
+
+mod bed;
+
+use std::{fs, path::Path};
+
+use copal_tests::wait::wait_blocking;
+
+use crate::bed::{Bed, LIMIT};
+
+/// The part of a Site's life that every scheduler must allow.
+fn a_site_on(kind: &'static str) {
+    let bed = Bed::new(kind);
+    // Any queue may be asked for, so that the scheduler gets to refuse one.
+    bed.set_settings(&[("sync_period", "0.5"), ("idle_ttl_sec", "2"), ("allowed_queues", "{}")]);
+    bed.copal(&["site", "start"]);
+    bed.app("Hello", "command: echo hello");
+    bed.app("Long", "command: echo up > up; exec sleep 600");
+
+    // Waiting, then running, then over, with everything that the scheduler says about it.
+    bed.set("hold", Some(""));
+    let first = bed.submit("debug");
+    let hello = bed.job("Hello", "hello");
+    let queued = bed.wait_batch_job(first, "queued");
+    assert!(!queued["scheduler_id"].is_null() && queued["start_time"].is_null(), "{queued}");
+    bed.set("hold", None);
+    bed.wait_job(hello, "JOB_FINISHED");
+    let finished = bed.wait_batch_job(first, "finished");
+    assert_eq!(finished["status_info"]["reason"], "completed", "{finished}");
+    assert!(!finished["start_time"].is_null() && !finished["end_time"].is_null(), "{finished}");
+    assert_eq!(fs::read_to_string(bed.site().join("data/hello/job.out")).unwrap(), "hello\n");
+
+    refusals(&bed, kind);
+    let long = bed.job("Long", "long");
+    removed_by_its_owner(&bed, long);
+    a_time_limit(&bed, long);
+    an_outage(&bed, long);
+    a_lost_answer(&bed);
+    a_job_that_is_forgotten(&bed);
+}
+
+/// The scheduler's own words for what it refuses.
+fn refusals(bed: &Bed, kind: &str) {
+    let refused = bed.wait_batch_job(bed.submit("nosuch"), "submit_failed");
+    let words = match kind {
+        "pbs" => "Unknown queue",
+        "lsf" => "nosuch: No such queue. Job not submitted.",
+        "cobalt" => "Queue 'nosuch' does not exist",
+        _ => "Invalid queue 'nosuch' specified",
+    };
+    assert_eq!(refused["status_info"]["error"], words, "{refused}");
+}
+
+/// `queue rm` ends a running launcher well: its Job can run again elsewhere.
+fn removed_by_its_owner(bed: &Bed, long: i64) {
+    let id = bed.submit("debug");
+    bed.wait_job(long, "RUNNING");
+    bed.copal(&["queue", "rm", &id.to_string()]);
+    let finished = bed.wait_batch_job(id, "finished");
+    assert!(finished["status_info"]["reason"].as_str().unwrap().starts_with("cancelled"), "{finished}");
+    bed.wait_job(long, "RESTART_READY");
+}
+
+/// The scheduler ends a job whose time is over; the launcher gets its signal in time.
+fn a_time_limit(bed: &Bed, long: i64) {
+    let id = bed.submit("debug");
+    bed.wait_job(long, "RUNNING");
+    bed.set("limit", Some("0"));
+    let finished = bed.wait_batch_job(id, "finished");
+    assert!(finished["status_info"]["reason"].as_str().unwrap().starts_with("time limit"), "{finished}");
+    bed.set("limit", None);
+    bed.wait_job(long, "RESTART_READY");
+}
+
+/// While the scheduler does not answer nothing is marked finished and nothing is submitted, and it mends itself.
+fn an_outage(bed: &Bed, long: i64) {
+    let running = bed.submit("debug");
+    bed.wait_job(long, "RUNNING");
+    bed.wait_batch_job(running, "running");
+    let before = bed.submitted();
+    bed.set("down", Some(""));
+    let waiting = bed.submit("debug");
+    bed.wait_status("the scheduler does not answer");
+    assert_eq!(bed.batch_job(running)["state"], "running");
+    assert_eq!(bed.batch_job(waiting)["state"], "pending_submission");
+    assert_eq!(bed.submitted(), before);
+    bed.set("down", None);
+    bed.wait_batch_job(waiting, "queued");
+    assert_eq!(bed.batch_job(running)["state"], "running");
+    for id in [waiting, running] {
+        bed.copal(&["queue", "rm", &id.to_string()]);
+        bed.wait_batch_job(id, "finished");
+    }
+    assert_eq!(bed.submitted(), before + 1);
+    bed.wait_job(long, "RESTART_READY");
+    bed.copal(&["job", "cancel", &long.to_string(), "-y"]);
+}
+
+/// A submission whose answer gets lost is found by its name and not made twice.
+fn a_lost_answer(bed: &Bed) {
+    let before = bed.submitted();
+    bed.set("lose-answer", Some(""));
+    let id = bed.submit("debug");
+    let finished = bed.wait_batch_job(id, "finished");
+    assert_eq!((finished["status_info"]["reason"].as_str(), bed.submitted()), (Some("completed"), before + 1));
+}
+
+/// Of a job that is purged from the scheduler's memory at once, the launcher's own record tells.
+fn a_job_that_is_forgotten(bed: &Bed) {
+    bed.set("forget", Some(""));
+    let id = bed.submit("debug");
+    let hello = bed.job("Hello", "again");
+    bed.wait_job(hello, "JOB_FINISHED");
+    let finished = bed.wait_batch_job(id, "finished");
+    assert_eq!(finished["status_info"]["reason"], "completed", "{finished}");
+    bed.set("forget", None);
+}
+
+#[test]
+fn a_site_on_lsf() {
+    a_site_on("lsf");
+}
+
+#[test]
+fn a_site_on_cobalt() {
+    a_site_on("cobalt");
+}
+
+#[test]
+fn a_site_on_flux() {
+    a_site_on("flux");
+}
+
+#[test]
+fn a_site_on_pbs() {
+    a_site_on("pbs");
+}
+
+/// Files and folders below a folder.
+fn entries(folder: &Path) -> usize {
+    fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| 1 + entries(&entry.path())).sum()
+}
+
+#[test]
+fn pitfall_051_076_a_flood_of_jobs_is_one_job_of_the_scheduler_and_makes_no_files() {
+    let bed = Bed::new("pbs");
+    // What `site init` found out needs no editing.
+    let settings = bed.settings();
+    assert!(settings.contains(r#""debug":{"max_nodes":2,"max_walltime":60,"max_queued_jobs":5}"#), "{settings}");
+    assert!(!settings.contains("closed"), "{settings}");
+    bed.set_settings(&[("sync_period", "0.5"), ("idle_ttl_sec", "2")]);
+    bed.copal(&["site", "start"]);
+    bed.app("Seed", "command: 'true'\noutput: none");
+    let array = ["--array", "0-1499", "-w", "seeds/{index:04}", "--node-packing-count", "8"];
+    bed.copal(&[&["job", "create", "-y", "-a", "Seed"], &array[..]].concat());
+    let id = bed.submit("debug");
+    wait_blocking("the flood to be over", LIMIT, || {
+        match bed.json(&["job", "ls", "--state", "JOB_FINISHED", "--limit", "2000"]).as_array().map(Vec::len) {
+            Some(1_500) => Ok(()),
+            done => Err(format!("{done:?}")),
+        }
+    });
+    bed.wait_batch_job(id, "finished");
+    assert_eq!(bed.submitted(), 1);
+    let below = entries(&bed.site().join("data"));
+    assert!(below <= 1_501, "{below} files and folders for 1,500 Jobs, each of which has a folder");
+    // What the machine's nodes do is in the Site's record.
+    wait_blocking("the states of the nodes", LIMIT, || match &bed.json(&["site", "ls"])[0]["node_states"]["*"] {
+        states if states["idle"] == 1 && states["allocated"] == 0 => Ok(()),
+        states => Err(states.to_string()),
+    });
+}
