@@ -34,12 +34,18 @@ pub struct LauncherExit {
     pub time: Timestamp,
     /// Runs that it started.
     pub runs: u64,
+    /// The machine that it was on, without its domain.
+    #[serde(default)]
+    pub host: Option<String>,
 }
+
+/// The end of the name of every record's file, behind the BatchJob's id.
+pub const SUFFIX: &str = ".launcher.json";
 
 /// The record's file.
 #[must_use]
 pub fn path(qsubmit: &Path, batch_job_id: BatchJobId) -> PathBuf {
-    qsubmit.join(format!("{batch_job_id}.launcher.json"))
+    qsubmit.join(format!("{batch_job_id}{SUFFIX}"))
 }
 
 impl LauncherExit {

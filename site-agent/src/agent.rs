@@ -18,7 +18,7 @@ use crate::{
     settings::SettingsFile,
     status::StatusBoard,
     tasks::{
-        Context, MAX_BACKOFF, Wakes, elastic_queue, file_cleaner, hooks, queue_maintainer, queue_sync, site_refresh,
+        Context, MAX_BACKOFF, Wakes, elastic_queue, file_cleaner, hooks, node_watch, queue_maintainer, queue_sync, site_refresh,
         spool, staging, wake,
     },
 };
@@ -141,6 +141,7 @@ async fn run_services(context: &Context) {
     services.spawn(hooks::run(context.clone()));
     services.spawn(spool::run(context.clone()));
     services.spawn(site_refresh::run(context.clone()));
+    services.spawn(node_watch::run(context.clone()));
     services.spawn(elastic_queue::run(context.clone()));
     services.spawn(queue_maintainer::run(context.clone()));
     services.spawn(staging::run(context.clone()));

@@ -13,6 +13,7 @@ pub mod hook;
 pub mod ledger;
 pub mod lock;
 pub mod logging;
+pub mod nodes_aside;
 pub mod policy;
 pub mod process;
 pub mod records;

@@ -114,6 +114,22 @@ impl Bed {
         if on { fs::write(path, "").unwrap() } else { fs::remove_file(path).unwrap() }
     }
 
+    /// A job does not get a node that it is to avoid, where the scheduler can leave single nodes out.
+    async fn a_node_is_left_out(&self) {
+        if !matches!(self.kind, "lsf" | "flux") {
+            return;
+        }
+        fs::write(self.queue.join("nodes"), "n7\nn8\n").unwrap();
+        let spec = SubmitSpec { avoid: vec!["n7".into(), "n9".into()], ..self.spec("cp7", "true") };
+        let id = self.scheduler.submit(&spec).await.unwrap();
+        self.ended(&Tracked { key: "cp7".into(), id: id.clone() }).await;
+        let number = id.0.trim_start_matches('f');
+        let job: serde_json::Value =
+            serde_json::from_slice(&fs::read(self.queue.join(format!("{number}.json"))).unwrap()).unwrap();
+        assert_eq!(job["nodes"], serde_json::json!(["n8"]), "{job}");
+        fs::remove_file(self.queue.join("nodes")).unwrap();
+    }
+
     /// The life of jobs from submission to every kind of end.
     async fn whole_life(&self) {
         assert_eq!(self.scheduler.find("cp0").await.unwrap(), None);
@@ -160,6 +176,7 @@ impl Bed {
         let lost = self.scheduler.submit(&self.spec("cp6", "true")).await;
         assert!(matches!(lost, Err(SubmitError::Unsure(_))), "{lost:?}");
         let id = self.scheduler.find("cp6").await.unwrap().unwrap();
+        self.a_node_is_left_out().await;
         assert_eq!(self.ended(&Tracked { key: "cp6".into(), id }).await.reason, EndReason::Completed);
     }
 }

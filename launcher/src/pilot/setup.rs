@@ -4,6 +4,7 @@ use anyhow::{Context, Result, bail};
 use chrono::Utc;
 use copal_client::{
     SiteDir,
+    agent_status::this_host,
     launcher_exit::{ExitReason, LauncherExit},
 };
 use copal_schemas::settings::Settings;
@@ -33,7 +34,8 @@ pub fn site_of(args: &PilotArgs) -> Result<(SiteDir, Settings)> {
 /// The exit record of now.
 #[must_use]
 pub fn exit_record(reason: ExitReason, message: &str, runs: u64) -> LauncherExit {
-    LauncherExit { reason, message: message.into(), time: Utc::now(), runs }
+    let host = this_host().split('.').next().map(str::to_owned);
+    LauncherExit { reason, message: message.into(), time: Utc::now(), runs, host }
 }
 
 /// The nodes of this launcher.

@@ -4,6 +4,7 @@
 pub mod elastic_queue;
 pub mod file_cleaner;
 pub mod hooks;
+pub mod node_watch;
 pub mod queue_maintainer;
 pub mod queue_sync;
 mod requests;

@@ -33,7 +33,7 @@ use self::{
 use super::{Context, Passes, Wakes, run_passes};
 use crate::{
     ledger::{Ledger, Submission},
-    policy,
+    nodes_aside, policy,
     scheduler::{self, EndReason, Ending, Scheduler, Status, SubmitError, SubmitSpec, Tracked},
     script::{JobTemplate, context::ScriptContext},
     settings::SettingsFile,
@@ -337,7 +337,7 @@ impl<D: Desk> QueueSync<D> {
         let spec = self.write_script(&case, &text)?;
         self.desk.equip(id).await?;
         let intent = self.ledger.intend(id)?;
-        match scheduler.submit(&spec).await {
+        match submit_spec(scheduler, spec.clone()).await {
             Ok(scheduler_id) => {
                 self.ledger.confirm(&intent, &scheduler_id)?;
                 tracing::info!(batch_job.id = id.0, scheduler.id = scheduler_id.0, "submitted");
@@ -383,7 +383,15 @@ impl<D: Desk> QueueSync<D> {
             wall_time_min: u32::try_from(batch_job.wall_time_min).context("wall_time_min is negative")?,
             script,
             output: self.path(&case.key, "out"),
-            avoid: Vec::new(),
+            avoid: self.avoided(),
+        })
+    }
+
+    /// Nodes that are set aside. What can't be read sets none aside.
+    fn avoided(&self) -> Vec<String> {
+        nodes_aside::avoided(&self.dir.qsubmit(), Utc::now()).unwrap_or_else(|error| {
+            tracing::warn!("no node is left out: {:#}", anyhow::Error::from(error));
+            Vec::new()
         })
     }
 
@@ -400,6 +408,17 @@ impl<D: Desk> QueueSync<D> {
             ..BatchJobPatch::default()
         };
         self.desk.report(id, &patch).await
+    }
+}
+
+/// Submits a script. Where too few nodes are left for it, those that are set aside have to do.
+async fn submit_spec(scheduler: &dyn Scheduler, spec: SubmitSpec) -> Result<SchedulerId, SubmitError> {
+    match scheduler.submit(&spec).await {
+        Err(SubmitError::Refused(reason)) if !spec.avoid.is_empty() => {
+            tracing::info!("refused without {}: {reason}; submitted with them", spec.avoid.join(", "));
+            scheduler.submit(&SubmitSpec { avoid: Vec::new(), ..spec }).await
+        }
+        answer => answer,
     }
 }
 

@@ -9,7 +9,11 @@ use super::{
     ending::{ABSENT_FOR, ABSENT_LOOKS, Absence, UNSEEN_FOR},
     *,
 };
-use crate::scheduler::{Adapter, SchedulerError};
+use crate::{
+    nodes_aside::{self, Aside},
+    records,
+    scheduler::{Adapter, SchedulerError},
+};
 
 /// A service in memory; what it was told, in order.
 #[derive(Clone, Default)]
@@ -93,6 +97,10 @@ struct SchedulerState {
     refuses: Option<String>,
     submissions: usize,
     cancelled: Vec<SchedulerId>,
+    /// The nodes that each submission was to leave out.
+    avoided: Vec<Vec<String>>,
+    /// It refuses what leaves out nodes, since too few are left.
+    has_few_nodes: bool,
     /// How often it was told to cancel something.
     cancels: usize,
     lost_after: Duration,
@@ -116,6 +124,10 @@ impl Adapter for FakeScheduler {
     async fn submit(&self, spec: &SubmitSpec) -> Result<SchedulerId, SubmitError> {
         let mut state = self.lock();
         state.submissions += 1;
+        state.avoided.push(spec.avoid.clone());
+        if state.has_few_nodes && !spec.avoid.is_empty() {
+            return Err(SubmitError::Refused("Requested node configuration is not available".into()));
+        }
         if let Some(reason) = &state.refuses {
             return Err(SubmitError::Refused(reason.clone()));
         }
@@ -436,7 +448,13 @@ async fn pitfall_012_018_an_absence_ends_nothing_until_it_lasts_or_the_launcher_
         world.pass().await.unwrap();
     }
     assert_eq!(world.state(id), BatchJobState::Queued);
-    let exit = LauncherExit { reason: ExitReason::Idle, message: "nothing to run".into(), time: Utc::now(), runs: 3 };
+    let exit = LauncherExit {
+        reason: ExitReason::Idle,
+        message: "nothing to run".into(),
+        time: Utc::now(),
+        runs: 3,
+        host: None,
+    };
     exit.write(&world.dir.qsubmit(), id).unwrap();
     world.pass().await.unwrap();
     assert_eq!(world.state(id), BatchJobState::Finished);
@@ -479,7 +497,7 @@ impl World {
     }
 
     fn launcher_exits(&self, id: BatchJobId, reason: ExitReason) {
-        let exit = LauncherExit { reason, message: "said".into(), time: Utc::now(), runs: 1 };
+        let exit = LauncherExit { reason, message: "said".into(), time: Utc::now(), runs: 1, host: None };
         exit.write(&self.dir.qsubmit(), id).unwrap();
     }
 }
@@ -619,4 +637,25 @@ async fn pitfall_038_a_queues_limit_counts_by_what_was_asked_for() {
     for id in [second, third] {
         assert_eq!(world.state(id), BatchJobState::SubmitFailed);
     }
+}
+
+#[tokio::test]
+async fn pitfall_070_a_node_that_is_set_aside_gets_no_batch_job() {
+    let mut world = World::new();
+    let aside = |node: &str, until| Aside { node: node.into(), until, reason: "failed".into() };
+    let soon = Utc::now() + chrono::TimeDelta::minutes(9);
+    let known = [aside("n7", soon), aside("n8", Utc::now())];
+    records::write(&nodes_aside::path(&world.dir.qsubmit()), &known, false).unwrap();
+    let id = world.add(1);
+    world.pass().await.unwrap();
+    assert_eq!(
+        (world.state(id), &world.scheduler.lock().avoided),
+        (BatchJobState::Queued, &vec![vec!["n7".to_owned()]])
+    );
+    // One that needs every node gets that one, too.
+    world.scheduler.lock().has_few_nodes = true;
+    let wide = world.add(2);
+    world.pass().await.unwrap();
+    assert_eq!(world.state(wide), BatchJobState::Queued);
+    assert_eq!(world.scheduler.lock().avoided[1..], [vec!["n7".to_owned()], vec![]]);
 }
