@@ -134,7 +134,9 @@ pub async fn node_states() -> Option<BTreeMap<String, NodeStates>> {
 pub async fn discover() -> Result<Discovered, SchedulerError> {
     let partitions = RUNNER.run_ok("scontrol", &["show", "partition", "-o"]).await?;
     let who = format!("user={}", user_name().unwrap_or_default());
-    let args = ["-n", "-P", "show", "associations", &who, "format=account"];
-    let accounts = RUNNER.run_ok("sacctmgr", &args).await.unwrap_or_default();
-    Ok(Discovered { queues: nodes::partitions(&partitions), projects: nodes::accounts(&accounts) })
+    let args = ["-n", "-P", "show", "associations", &who, nodes::ASSOCIATION_FORMAT];
+    let associations = RUNNER.run_ok("sacctmgr", &args).await.unwrap_or_default();
+    let mut queues = nodes::partitions(&partitions);
+    nodes::limit_submissions(&mut queues, &associations);
+    Ok(Discovered { queues, projects: nodes::accounts(&associations) })
 }

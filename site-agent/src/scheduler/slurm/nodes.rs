@@ -9,6 +9,8 @@ use copal_schemas::{
 
 /// Fields of `sinfo -h -o`: partition, availability, time limit, nodes, state.
 pub const SINFO_FORMAT: &str = "%R|%a|%l|%D|%t";
+/// Fields of `sacctmgr -n -P show associations`: account, partition, most jobs that are not over.
+pub const ASSOCIATION_FORMAT: &str = "format=account,partition,maxsubmitjobs";
 /// Stands for no limit of minutes or of BatchJobs: a year, and more than anybody queues.
 const UNLIMITED_MIN: i32 = 525_600;
 const MANY: i32 = 1_000;
@@ -95,7 +97,28 @@ pub fn partitions(text: &str) -> BTreeMap<String, QueueLimits> {
     queues.collect()
 }
 
-/// Accounts, each once, from `sacctmgr -n -P show associations format=account`.
+/// Lowers how many BatchJobs may wait to what the user may have submitted at once in each partition, from
+/// `sacctmgr -n -P show associations` [`ASSOCIATION_FORMAT`]. Of several accounts the most generous counts.
+pub fn limit_submissions(queues: &mut BTreeMap<String, QueueLimits>, associations: &str) {
+    let rows: Vec<(&str, Option<i32>)> = associations
+        .lines()
+        .filter_map(|line| {
+            let mut fields = line.split('|').map(str::trim).skip(1);
+            Some((fields.next()?, fields.next()?.parse().ok()))
+        })
+        .collect();
+    for (queue, limits) in queues {
+        // An association without a partition is for all of them.
+        let most = rows
+            .iter()
+            .filter(|(partition, _)| partition.is_empty() || partition == queue)
+            .map(|(_, limit)| limit.unwrap_or(MANY))
+            .max();
+        limits.max_queued_jobs = most.unwrap_or(MANY).clamp(0, MANY);
+    }
+}
+
+/// Accounts, each once, from `sacctmgr -n -P show associations` [`ASSOCIATION_FORMAT`].
 #[must_use]
 pub fn accounts(text: &str) -> Vec<String> {
     let mut accounts: Vec<String> = text
@@ -165,6 +188,20 @@ mod tests {
         assert_eq!(queues.keys().collect::<Vec<_>>(), ["debug", "short"]);
         assert_eq!(queues["debug"], QueueLimits { max_nodes: 4, max_walltime: 120, max_queued_jobs: MANY });
         assert_eq!(queues["short"], QueueLimits { max_nodes: 2, max_walltime: 5, max_queued_jobs: MANY });
-        assert_eq!(accounts("proj\nroot\nproj\n\n"), ["proj", "root"]);
+        assert_eq!(accounts("proj||\nroot||\nproj|debug|\n\n"), ["proj", "root"]);
+    }
+
+    #[test]
+    fn what_a_user_may_submit_limits_what_may_wait() {
+        let limits = QueueLimits { max_nodes: 4, max_walltime: 60, max_queued_jobs: MANY };
+        let limited = |associations: &str| {
+            let mut queues = [("debug".to_owned(), limits), ("short".to_owned(), limits)].into();
+            limit_submissions(&mut queues, associations);
+            (queues["debug"].max_queued_jobs, queues["short"].max_queued_jobs)
+        };
+        assert_eq!(limited(""), (MANY, MANY));
+        assert_eq!(limited("proj||5\nother||20\n"), (20, 20));
+        assert_eq!(limited("proj|debug|5\nother|short|\n"), (5, MANY));
+        assert_eq!(limited("proj||100000\n"), (MANY, MANY));
     }
 }
