@@ -18,8 +18,8 @@ use crate::{
     settings::SettingsFile,
     status::StatusBoard,
     tasks::{
-        Context, MAX_BACKOFF, Wakes, elastic_queue, file_cleaner, hooks, node_watch, queue_maintainer, queue_sync, site_refresh,
-        spool, staging, wake,
+        Context, MAX_BACKOFF, Wakes, elastic_queue, file_cleaner, hooks, node_watch, queue_maintainer, queue_sync,
+        site_refresh, spool, staging, wake,
     },
 };
 

@@ -63,6 +63,8 @@ pub struct Wakes {
     pub hooks: Notify,
     /// The Site's record must be told again.
     pub site: Notify,
+    /// How Jobs fare on the nodes is to be looked at again.
+    pub nodes: Notify,
     /// Everything is to be looked at again; else the elastic queue keeps to its period, so that BatchJobs that end
     /// at once don't call for the next ones.
     pub elastic_queue: Notify,
@@ -81,6 +83,7 @@ impl Wakes {
             &self.scheduler,
             &self.hooks,
             &self.site,
+            &self.nodes,
             &self.elastic_queue,
             &self.queue_maintainer,
             &self.spool,

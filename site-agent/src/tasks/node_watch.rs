@@ -67,9 +67,8 @@ impl Passes for NodeWatch {
         Ok((detail(&known, now), PERIOD))
     }
 
-    /// Nothing rings for this service.
     async fn rung(&self) {
-        std::future::pending().await
+        self.context.wakes.nodes.notified().await;
     }
 }
 

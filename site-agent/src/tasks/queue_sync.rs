@@ -273,7 +273,12 @@ impl<D: Desk> QueueSync<D> {
                     None => Ok(()),
                 }
             }
-            Some(Status::Unknown) | None => Ok(()),
+            // That its launcher exited is known all the same.
+            Some(Status::Unknown) => match self.exited(&case) {
+                Some((ending, evidence)) => self.finish(&case, ending, evidence).await,
+                None => Ok(()),
+            },
+            None => Ok(()),
         }
     }
 

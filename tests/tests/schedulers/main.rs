@@ -154,22 +154,52 @@ fn pitfall_051_076_a_flood_of_jobs_is_one_job_of_the_scheduler_and_makes_no_file
     bed.set_settings(&[("sync_period", "0.5"), ("idle_ttl_sec", "2")]);
     bed.copal(&["site", "start"]);
     bed.app("Seed", "command: 'true'\noutput: none");
-    let array = ["--array", "0-1499", "-w", "seeds/{index:04}", "--node-packing-count", "8"];
+    let array = ["--array", "0-299", "-w", "seeds/{index:03}", "--node-packing-count", "8"];
     bed.copal(&[&["job", "create", "-y", "-a", "Seed"], &array[..]].concat());
     let id = bed.submit("debug");
     wait_blocking("the flood to be over", LIMIT, || {
-        match bed.json(&["job", "ls", "--state", "JOB_FINISHED", "--limit", "2000"]).as_array().map(Vec::len) {
-            Some(1_500) => Ok(()),
+        match bed.json(&["job", "ls", "--state", "JOB_FINISHED", "--limit", "1000"]).as_array().map(Vec::len) {
+            Some(300) => Ok(()),
             done => Err(format!("{done:?}")),
         }
     });
     bed.wait_batch_job(id, "finished");
     assert_eq!(bed.submitted(), 1);
     let below = entries(&bed.site().join("data"));
-    assert!(below <= 1_501, "{below} files and folders for 1,500 Jobs, each of which has a folder");
+    assert!(below <= 301, "{below} files and folders for 300 Jobs, each of which has a folder");
     // What the machine's nodes do is in the Site's record.
     wait_blocking("the states of the nodes", LIMIT, || match &bed.json(&["site", "ls"])[0]["node_states"]["*"] {
         states if states["idle"] == 1 && states["allocated"] == 0 => Ok(()),
         states => Err(states.to_string()),
     });
+}
+
+#[test]
+fn pitfall_063_070_a_node_on_which_jobs_fail_at_once_gets_no_more_batch_jobs() {
+    let bed = Bed::new("lsf");
+    // Two nodes: this machine and another process of it, which knows that it is n8.
+    let here = nix::unistd::gethostname().unwrap().into_string().unwrap();
+    bed.set("nodes", Some(&format!("{here}\nn8\n")));
+    let template = "template\n  mpi_template: env STANDIN_NODE={{hosts}}";
+    bed.set_settings(&[("sync_period", "0.5"), ("idle_ttl_sec", "2"), ("mpi", template)]);
+    bed.copal(&["site", "start"]);
+    bed.app("Picky", "command: test \"$STANDIN_NODE\" != n8");
+    let array = ["job", "create", "-y", "-a", "Picky", "--array", "0-19", "-w", "picky/{index}"];
+    bed.copal(&array);
+    let ask = ["queue", "submit", "-n", "2", "-t", "10", "-q", "debug", "-A", "proj", "-j", "serial"];
+    let wide = bed.json(&ask)["id"].as_i64().unwrap();
+    bed.wait_batch_job(wide, "finished");
+    // Some went well here, some failed there; the agent is told to look.
+    bed.copal(&["site", "sync"]);
+    bed.wait_status("n8 is set aside until");
+    let status = bed.copal(&["site", "status"]);
+    assert!(status.contains("Jobs in a row failed at once there and not elsewhere; first Job"), "{status}");
+    bed.set("hold", Some(""));
+    let next = bed.submit("debug");
+    let id = bed.wait_batch_job(next, "queued")["scheduler_id"].to_string();
+    let job = fs::read(bed.folder("queue").join(format!("{id}.json"))).unwrap();
+    let job: serde_json::Value = serde_json::from_slice(&job).unwrap();
+    assert_eq!(job["avoid"], serde_json::json!(["n8"]), "{job}");
+    bed.copal(&["queue", "rm", &next.to_string()]);
+    bed.wait_batch_job(next, "finished");
 }

@@ -41,7 +41,7 @@ pub(super) struct Absence {
 pub(super) enum Evidence {
     /// The scheduler says so.
     Scheduler,
-    /// The scheduler does not know it any more, and its launcher left an exit record.
+    /// The scheduler does not list it, and its launcher left an exit record.
     Launcher,
     /// The scheduler does not know it any more, and nothing was heard of its launcher for a while.
     Absence,
@@ -53,7 +53,7 @@ impl fmt::Display for Evidence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Scheduler => f.write_str("the scheduler says so"),
-            Self::Launcher => f.write_str("its launcher's exit record; the scheduler does not know it any more"),
+            Self::Launcher => f.write_str("its launcher's exit record says so; the scheduler does not"),
             Self::Absence => write!(
                 f,
                 "for {} s the scheduler did not list it and its launcher gave no sign of life",
@@ -67,14 +67,8 @@ impl fmt::Display for Evidence {
 impl<D: Desk> QueueSync<D> {
     /// How a job ended that the scheduler does not know any more, and what says so; `None` while that is not certain.
     pub(super) async fn absent(&mut self, case: &Case) -> anyhow::Result<Option<(Ending, Evidence)>> {
-        let ending =
-            |end, reason| Ending { start: case.batch_job.start_time, end, reason, exit_code: None, signal: None };
-        if let Some(exit) = self.launcher_exit(case) {
-            let reason = match exit.reason {
-                ExitReason::Failed => EndReason::Failed,
-                _ => EndReason::Completed,
-            };
-            return Ok(Some((ending(Some(exit.time), reason), Evidence::Launcher)));
+        if let Some(exited) = self.exited(case) {
+            return Ok(Some(exited));
         }
         let id = case.batch_job.id;
         let heard = self.desk.last_heartbeat(id).await?;
@@ -86,7 +80,19 @@ impl<D: Desk> QueueSync<D> {
         }
         absence.looks += 1;
         let certain = absence.looks >= ABSENT_LOOKS && absence.since.elapsed() >= ABSENT_FOR;
-        Ok(certain.then(|| (ending(Some(Utc::now()), EndReason::Lost), Evidence::Absence)))
+        let lost = Ending { start: case.batch_job.start_time, ..Ending::now(EndReason::Lost) };
+        Ok(certain.then_some((lost, Evidence::Absence)))
+    }
+
+    /// How a job ended by its launcher's exit record.
+    pub(super) fn exited(&self, case: &Case) -> Option<(Ending, Evidence)> {
+        let exit = self.launcher_exit(case)?;
+        let reason = match exit.reason {
+            ExitReason::Failed => EndReason::Failed,
+            _ => EndReason::Completed,
+        };
+        let ending = Ending { start: case.batch_job.start_time, end: Some(exit.time), ..Ending::now(reason) };
+        Some((ending, Evidence::Launcher))
     }
 
     /// Whether the launcher of a job that has ended may have left reports that can't be seen here yet. Its Session
