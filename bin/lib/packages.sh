@@ -2,9 +2,9 @@
 # Sourced by bin/demo and bin/test: finds out which programs are missing and installs their Debian
 # packages where it may, else says which they are.
 
-# Postgres keeps its server programs off the PATH.
+# Postgres keeps its server programs off the PATH, and users have no sbin on theirs.
 has_program() {
-  command -v "$1" >/dev/null 2>&1 || ls /usr/lib/postgresql/*/bin/"$1" >/dev/null 2>&1
+  command -v "$1" >/dev/null 2>&1 || [ -x "/usr/sbin/$1" ] || ls /usr/lib/postgresql/*/bin/"$1" >/dev/null 2>&1
 }
 
 # need_packages CALLER PROGRAM:PACKAGE...
@@ -37,6 +37,14 @@ need_packages() {
     case " $* " in *" postgresql "*)
       install postgresql-common
       sed -i "s/^#*create_main_cluster.*/create_main_cluster = false/" /etc/postgresql-common/createcluster.conf
+    esac
+    case " $* " in *" openssh-server "*)
+      # Its programs are wanted, and no server on port 22.
+      if [ ! -e /usr/sbin/policy-rc.d ]; then
+        printf "#!/bin/sh\nexit 101\n" >/usr/sbin/policy-rc.d
+        chmod +x /usr/sbin/policy-rc.d
+        trap "rm -f /usr/sbin/policy-rc.d" EXIT
+      fi
     esac
     install "$@"' bash "${missing[@]}" >"$log" 2>&1; then
     cat "$log" >&2

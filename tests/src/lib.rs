@@ -6,13 +6,16 @@
 
 pub mod api;
 pub mod browser;
+pub mod cut;
 pub mod laptop;
 pub mod postgres;
 pub mod process;
 pub mod python;
 pub mod service;
+pub mod ssh;
 pub mod stream;
 pub mod wait;
+pub mod web;
 pub mod world;
 
 pub use api::{Answer, Api, id};

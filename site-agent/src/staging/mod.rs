@@ -102,6 +102,9 @@ pub struct Run {
     pub secrets: Secrets,
     /// When to stop: processes are ended, parts are kept for the next try.
     pub stop: CancellationToken,
+    /// Whether the agent itself ends, so that work which goes on elsewhere without it may go on. A stop without that
+    /// means that nobody waits for the transfers any more.
+    pub agent_stop: CancellationToken,
     /// Where reports go.
     pub reports: mpsc::UnboundedSender<Report>,
 }

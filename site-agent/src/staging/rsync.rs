@@ -149,12 +149,14 @@ async fn push(batch: &Batch, run: &Run, tree: &Path) -> Result<Way, StagingError
         run.failed(item.id, error.clone());
     }
     let items = || batch.items.iter().filter(|item| failed.iter().all(|(other, _)| other.id != item.id));
+    let list: Vec<u8> = items().flat_map(|item| relative(&item.remote, "/").bytes().chain([0])).collect();
     let mut argv = argv(batch, run);
-    // Folders that are there are nobody's to change; a link to one is as good as one.
+    // Folders on the way are nobody's to change: one that is a link there stays one, and a file in their place is an error.
+    argv.extend(["--files-from=-", "--from0", "--no-implied-dirs"].map(String::from));
     argv.extend(["--recursive", "--omit-dir-times", "--keep-dirlinks"].map(String::from));
     argv.push(format!("{}/", tree.display()));
     argv.push(format!("{}:/", target(batch)));
-    let ended = program::run(&argv, Vec::new(), run).await?;
+    let ended = program::run(&argv, list, run).await?;
     if is_missing(&ended) {
         return Ok(Way::Missing);
     }

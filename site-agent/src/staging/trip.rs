@@ -50,6 +50,8 @@ pub struct Trip {
     pub settings: TransferSettings,
     /// When to stop.
     pub stop: CancellationToken,
+    /// When the agent itself ends.
+    pub agent_stop: CancellationToken,
 }
 
 impl Trip {
@@ -78,6 +80,7 @@ impl Trip {
                 site: self.site.clone(),
                 settings: self.settings.clone(),
                 stop: self.stop.clone(),
+                agent_stop: self.agent_stop.clone(),
                 reports,
             };
             let carrying = async {

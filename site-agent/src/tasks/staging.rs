@@ -301,6 +301,7 @@ impl Stager {
                 site: self.context.dir.clone(),
                 settings: settings.clone(),
                 stop: on_trip.stop.clone(),
+                agent_stop: self.context.stop.clone(),
             };
             batch.trip = Some(on_trip);
             let says = self.says.clone();

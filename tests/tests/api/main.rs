@@ -22,6 +22,7 @@ mod replicas;
 mod sessions;
 mod sites;
 mod speed;
+mod staging;
 mod stream;
 mod tag_sets;
 mod tenancy;

@@ -12,6 +12,7 @@ mod launcher;
 mod machine;
 mod service;
 mod stage;
+mod staging;
 mod table;
 
 use clap::{Parser, Subcommand};
@@ -30,6 +31,8 @@ enum Subject {
     Launcher(launcher::Options),
     /// The service on a database that it fills itself: rates, latencies, wake-ups.
     Service(service::Options),
+    /// Staging: small files by rsync, a large one by http.
+    Staging(staging::Options),
 }
 
 #[tokio::main]
@@ -37,6 +40,7 @@ async fn main() {
     let table = match Cli::parse().subject {
         Subject::Launcher(options) => launcher::measure(&options).await,
         Subject::Service(options) => service::measure(&options).await,
+        Subject::Staging(options) => staging::measure(&options).await,
     };
     println!("\n{table}");
 }

@@ -95,6 +95,25 @@ impl Stage {
         self.programs.home().join("site")
     }
 
+    /// The programs, with one home.
+    pub(crate) fn programs(&self) -> &Programs {
+        &self.programs
+    }
+
+    /// A command of `copal` in the Site's folder, which must succeed.
+    pub(crate) fn copal(&self, arguments: &[&str]) {
+        let output =
+            self.programs.command("copal").current_dir(self.site()).args(arguments).output().expect("copal starts");
+        assert!(output.status.success(), "copal {arguments:?}: {}", describe(&output));
+    }
+
+    /// The process of a program that runs with this home.
+    pub(crate) fn pid_of(&self, program: &str) -> i32 {
+        let left = self.programs.left();
+        let line = left.iter().find(|line| line.contains(program)).expect("it runs");
+        line.split(':').next().and_then(|pid| pid.parse().ok()).expect("a process id")
+    }
+
     /// How launchers that are started from now on work.
     pub(crate) fn settings(&self, launcher: &Value) {
         let text = format!("site_id: {}\nlauncher: {launcher}\n", self.site_id);
