@@ -4,7 +4,10 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::desk::{Desk, ids};
+use crate::{
+    desk::{Desk, ids},
+    pty::OnTerminal,
+};
 
 /// A Site with queues, projects and parameters as the guide's machine has them.
 async fn theta() -> Desk {
@@ -15,7 +18,7 @@ async fn theta() -> Desk {
         .replace("allowed_projects: []", "allowed_projects: [datascience, magstructsADSP]")
         .replace(
             "    local: {max_nodes",
-            "    debug-cache-quad: {max_nodes: 8, max_walltime: 60, max_queued_jobs: 1}\n    local: {max_nodes",
+            "    debug-cache-quad: {max_nodes: 8, max_walltime: 60, max_queued_jobs: 9}\n    local: {max_nodes",
         )
         .replace("{shout: \"\"}", "{shout: \"\", singularity_prime_cache: \"no\"}");
     fs::write(&settings, text).unwrap();
@@ -107,4 +110,77 @@ async fn a_site_moves_and_is_renamed() {
     assert!(moved.join("settings.yml").is_file() && !desk.site_path().exists());
     desk.ok(&["app", "rm", "Nwchem", "--site", "all", "-y"]);
     assert_eq!(desk.json(&["app", "ls", "--site", "all"]).as_array().map(Vec::len), Some(1));
+}
+
+/// Lines of the guide, with what it leaves to the reader's imagination after `#`, and the ids of the Sites here.
+const LINES: &[&str] = &[
+    "balsam site ls",
+    "balsam app ls --site=all",
+    "balsam job create --site=laptop --app Hello --workdir demo/hello2 --param say_hello_to=\"world2\"",
+    "balsam job create -w test/1 -a Hello -p say_hello_to=\"world!\" -tag experiment=XPCS -tag system=H2O",
+    "balsam job create -w test/2 -a Hello -p say_hello_to=\"world!\" -tag workflow=temp-test -pid 1",
+    "balsam job ls",
+    "balsam job ls --site=all",
+    "balsam job ls --site=this",
+    "balsam job ls --site=active",
+    "balsam job ls --site=1,2",
+    "balsam job ls --site=myFolder/siteX,siteY,1",
+    "balsam job ls --site=1,siteX",
+    "balsam job ls --tag experiment=XPCS --tag system=H2O",
+    "balsam job ls --state JOB_FINISHED --tag system=H2O",
+    "balsam job ls --by-state",
+    "balsam job ls --by-state --tag system=H20 -v",
+    "balsam job ls --id 1 --verbose",
+    "balsam job ls -s PREPROCESSED -ns FAILED -w test -t system=H2O",
+    "balsam queue submit -q QUEUE -A PROJECT -n 128 -t 70 -j mpi",
+    "balsam queue submit --site=laptop -q QUEUE -A PROJECT -n 128 -t 70 -j mpi",
+    "balsam queue submit -x singularity_prime_cache=yes -q QUEUE -A PROJECT -n 1 -t 10 -j serial",
+    "balsam queue submit -x mig_count=3 -q QUEUE -A PROJECT -n 1 -t 10 -j mpi",
+    "balsam queue submit -n 4 --tag system=H2O --tag scale=4 -q QUEUE -A PROJECT -t 10 -j mpi",
+    "balsam queue submit -n 128 -p mpi:2 -p serial:126 -q QUEUE -A PROJECT -t 10",
+    "balsam queue submit -n 128 -p mpi:2:role=leader -p serial:126:role=worker -q QUEUE -A PROJECT -t 10",
+    "balsam queue submit -n 2 -t 60  -q QUEUE -A PROJECT -j mpi -tag experiment=foo",
+    "balsam queue ls",
+    "balsam queue ls --site=all",
+    "balsam queue ls --history --site all",
+    "balsam queue ls -h",
+    "balsam queue term 4711",
+    "balsam job rm --id 1",
+    "balsam job rm --tag workflow=temp-test",
+    "balsam job rm --id 41 --id 42 --id 3 -y",
+    "balsam job rm --all",
+];
+
+#[tokio::test]
+async fn the_lines_of_the_guide_work_as_they_stand() {
+    let desk = Desk::without_site().await;
+    let home = desk.programs.home();
+    for (path, name) in [("site", "laptop"), ("myFolder/siteX", "x"), ("siteY", "y")] {
+        std::fs::create_dir_all(home.join(path).parent().unwrap()).unwrap();
+        let path = home.join(path);
+        desk.ok(&["site", "init", path.to_str().unwrap(), "--name", name, "--platform", "local", "-y"]);
+    }
+    let settings = desk.site_path().join("settings.yml");
+    let text = fs::read_to_string(&settings)
+        .unwrap()
+        .replace("allowed_projects: []", "allowed_projects: [PROJECT]")
+        .replace("    local: {max_nodes", "    QUEUE: {max_nodes: 128, max_walltime: 90}\n    local: {max_nodes")
+        .replace("{shout: \"\"}", "{mig_count: \"1\", singularity_prime_cache: \"no\"}");
+    fs::write(&settings, text).unwrap();
+    desk.ok(&["site", "sync"]);
+    desk.app("Hello", "command: echo Hello, {{say_hello_to}}!\nparameters: {say_hello_to: {required: true}}");
+    let login = [("username", "ann"), ("password", copal_tests::world::PASSWORD)];
+    let token = desk.service.api().post_form("/auth/password/login", &login).await.ok();
+    let user = desk.service.api().with_token(token["access_token"].as_str().unwrap());
+    for line in LINES {
+        if line.contains("term") {
+            user.put("/batch-jobs/1", &json!({"state": "queued", "scheduler_id": 4711})).await.ok();
+        }
+        // Some of them ask before they make or delete something.
+        let (code, shown) = OnTerminal::start(desk.shell(&line.replace("balsam ", "copal "))).answering("? ", "y");
+        let nothing_matches = shown.contains("no Job matches");
+        assert!(code == 0 || nothing_matches, "{line}: {code}\n{shown}");
+    }
+    assert_eq!(desk.json(&["job", "ls", "--site", "all"]), json!([]));
+    assert_eq!(ids(&desk.json(&["queue", "ls", "--history"])).len(), 8);
 }

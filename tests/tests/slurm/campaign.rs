@@ -182,36 +182,50 @@ fn two_sites_are_driven_from_elsewhere(cluster: &Cluster) {
 }
 
 /// 500 Jobs come at once. Allocations of one node are asked for, two of which may wait; when nothing is left to run
-/// none waits, and those that ran end by themselves.
+/// none waits, and those that ran end by themselves. Then once more, only into the holes of the queue.
 fn the_elastic_queue_grows_and_shrinks(cluster: &Cluster, limited: i64) {
     cluster.app("Tick", "command: sleep 0.2");
     cluster.change_settings(|text| {
         format!(
             "{text}\nelastic_queue:\n  {{service_period: 1, submit_project: proj, submit_queue: debug, job_mode: serial, \
-             use_backfill: false, max_wall_time_min: 10, max_num_nodes: 1, max_queued_jobs: {MAX_WAITING}, \
-             max_requests_per_hour: 100}}\n"
+             use_backfill: false, min_wall_time_min: 5, max_wall_time_min: 10, max_num_nodes: 1, \
+             max_queued_jobs: {MAX_WAITING}, max_requests_per_hour: 100}}\n"
         )
     });
-    let array = format!("0-{}", BURST - 1);
+    let seen = burst(cluster, limited, BURST);
+    eprintln!("elastic queue: {seen:?}");
+    assert!(seen.running >= 2 && seen.waiting <= MAX_WAITING, "{seen:?}");
+    cluster.change_settings(|text| text.replace("use_backfill: false", "use_backfill: true"));
+    let seen = burst(cluster, limited, 40);
+    eprintln!("elastic queue with backfill: {seen:?}");
+    assert!(seen.asked.len() <= 3, "no more than there are idle nodes: {seen:?}");
+}
+
+/// What was seen of an elastic queue while it worked: the most that ran and waited at once, and all that it asked for.
+#[derive(Debug, Default)]
+struct Seen {
+    running: usize,
+    waiting: usize,
+    asked: BTreeSet<i64>,
+}
+
+/// Makes so many Jobs and waits until all have run and no allocation but the limited one is left.
+fn burst(cluster: &Cluster, limited: i64, count: usize) -> Seen {
+    let (tag, array) = (format!("burst={count}"), format!("0-{}", count - 1));
     let shape = ["-a", "Tick", "-w", "burst/{index}", "--array", &array, "--node-packing-count", "4"];
-    cluster.copal(&[&["job", "create", "-y", "--tag", "kind=burst"], &shape[..]].concat());
-    let (mut most_running, mut most_waiting, mut asked) = (0, 0, BTreeSet::new());
-    let open = || {
-        let all = cluster.json(&["queue", "ls"]);
-        let rows = all.as_array().unwrap().iter().filter(|row| row["id"] != limited);
-        rows.map(|row| (row["id"].as_i64().unwrap(), row["state"].as_str().unwrap().to_owned())).collect::<Vec<_>>()
-    };
+    cluster.copal(&[&["job", "create", "-y", "--tag", &tag], &shape[..]].concat());
+    let mut seen = Seen::default();
     wait_blocking("the burst to be over", Duration::from_secs(180), || {
-        let open = open();
-        let count = |states: &[&str]| open.iter().filter(|(_, state)| states.contains(&state.as_str())).count();
-        most_running = most_running.max(count(&["running"]));
-        most_waiting = most_waiting.max(count(&["pending_submission", "queued"]));
-        asked.extend(open.iter().map(|(id, _)| *id));
-        let jobs = cluster.json(&["job", "ls", "--by-state", "--tag", "kind=burst"]);
-        let is_over = jobs == json!({"JOB_FINISHED": BURST}) && open.is_empty();
+        let all = cluster.json(&["queue", "ls"]);
+        let open: Vec<&Value> = all.as_array().unwrap().iter().filter(|row| row["id"] != limited).collect();
+        let waits = |row: &Value| row["state"] == "pending_submission" || row["state"] == "queued";
+        seen.running = seen.running.max(open.iter().filter(|row| row["state"] == "running").count());
+        seen.waiting = seen.waiting.max(open.iter().filter(|row| waits(row)).count());
+        seen.asked.extend(open.iter().map(|row| row["id"].as_i64().unwrap()));
+        let jobs = cluster.json(&["job", "ls", "--by-state", "--tag", &tag]);
+        let is_over = jobs == json!({"JOB_FINISHED": count}) && open.is_empty();
         if is_over { Ok(()) } else { Err(format!("{jobs}; {open:?}; {}", cluster.logs())) }
     });
-    eprintln!("elastic queue: {} BatchJobs, {most_running} at once running, {most_waiting} waiting", asked.len());
-    assert!(most_running >= 2 && most_waiting <= MAX_WAITING, "{most_running} running, {most_waiting} waiting");
     assert_eq!(cluster.jobs_of_slurm("PENDING"), [] as [&str; 0]);
+    seen
 }

@@ -26,6 +26,8 @@ const OUTAGE: &str = "COPAL_SLURM_OUTAGE_SEC";
 #[test]
 fn a_site_on_slurm() {
     let cluster = Cluster::new();
+    // Allocations without work outlast the outages.
+    cluster.launcher_settings("idle_ttl_sec: 600");
     cluster.app("Hello", "command: echo Hello, {{name}}!\nparameters: {name: {required: true}}");
     cluster.app("Long", "command: sleep 600");
 
@@ -40,6 +42,8 @@ fn a_site_on_slurm() {
     let wide = cluster.submit(&["-n", "9"]);
     let error = cluster.wait_batch_job(wide, "submit_failed");
     assert!(error["status_info"]["error"].as_str().unwrap().contains("Node count specification invalid"), "{error}");
+    let table = cluster.copal(&["queue", "ls"]);
+    assert!(table.contains("nowhere") && table.contains("Node count specification invalid"), "{table}");
 
     // Two nodes run a short Job and one of two nodes; scancel from outside ends it well.
     let allocation = cluster.submit(&["-n", "2"]);
@@ -64,6 +68,7 @@ fn a_site_on_slurm() {
 
     a_crash_between_sbatch_and_its_record_makes_no_second_allocation(&cluster);
     a_controller_that_does_not_answer_changes_nothing(&cluster);
+    an_sbatch_that_times_out_submits_once(&cluster);
 }
 
 fn a_crash_between_sbatch_and_its_record_makes_no_second_allocation(cluster: &Cluster) {
@@ -104,4 +109,19 @@ fn a_controller_that_does_not_answer_changes_nothing(cluster: &Cluster) {
         cluster.copal(&["queue", "rm", &id.to_string()]);
         cluster.wait_batch_job(id, "finished");
     }
+}
+
+/// The controller takes the submission in before it is frozen and answers when sbatch has given up.
+fn an_sbatch_that_times_out_submits_once(cluster: &Cluster) {
+    cluster.freeze_controller();
+    let allocation = cluster.submit(&["-n", "1"]);
+    wait_blocking("sbatch to give up", LIMIT, || match cluster.copal(&["site", "status"]) {
+        text if text.contains("nobody knows whether it was submitted") => Ok(()),
+        text => Err(text),
+    });
+    cluster.thaw_controller();
+    let running = cluster.wait_batch_job(allocation, "running");
+    assert_eq!(cluster.jobs_of_slurm("RUNNING,PENDING"), [running["scheduler_id"].to_string()]);
+    cluster.copal(&["queue", "rm", &allocation.to_string()]);
+    cluster.wait_batch_job(allocation, "finished");
 }

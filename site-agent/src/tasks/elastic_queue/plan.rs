@@ -68,7 +68,7 @@ pub(super) fn plan(view: &View<'_>) -> Plan {
             plan.ask = Some((nodes, settings.max_wall_time_min));
         }
         Some(windows) => {
-            plan.ask = window(windows, settings, missing, least);
+            plan.ask = window(windows, taken(view), settings, missing, least);
             if plan.ask.is_none() {
                 plan.word = format!("{}; no backfill window of queue {:?} fits", plan.word, settings.submit_queue);
             }
@@ -144,15 +144,28 @@ fn withdrawn(view: &View<'_>, mut surplus: i32) -> Vec<(BatchJobId, String)> {
     withdrawn
 }
 
-/// The request that makes most of a backfill window: nodes and minutes.
-fn window(windows: &[BackfillWindow], settings: &ElasticQueueSettings, missing: i32, least: i32) -> Option<(i32, i32)> {
+/// Nodes of the queue that are idle still, and that the Site's own waiting BatchJobs will take.
+fn taken(view: &View<'_>) -> i32 {
+    let waiting = view.open.iter().filter(|batch_job| is_waiting(batch_job));
+    let same_queue = waiting.filter(|batch_job| batch_job.queue == view.settings.submit_queue);
+    same_queue.map(|batch_job| batch_job.num_nodes).fold(0, i32::saturating_add)
+}
+
+/// The request that makes most of a backfill window of which some nodes are taken: nodes and minutes.
+fn window(
+    windows: &[BackfillWindow],
+    taken: i32,
+    settings: &ElasticQueueSettings,
+    missing: i32,
+    least: i32,
+) -> Option<(i32, i32)> {
     let wanted = missing.max(least).min(settings.max_num_nodes).max(1);
     windows
         .iter()
         .map(|window| {
             let minutes =
                 window.wall_time_min.saturating_sub(settings.wall_time_pad_min).min(settings.max_wall_time_min);
-            (window.num_nodes.min(wanted), minutes)
+            (window.num_nodes.saturating_sub(taken).min(wanted), minutes)
         })
         .filter(|(nodes, minutes)| *nodes >= least.max(1) && *minutes >= settings.min_wall_time_min.max(1))
         .max_by_key(|(nodes, minutes)| i64::from(*nodes) * i64::from(*minutes))

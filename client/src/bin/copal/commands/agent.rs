@@ -211,8 +211,9 @@ fn status_text(
             true => "well".into(),
             false => format!("failed {} times", service.failures),
         };
-        let doing = match (&service.last_error, service.is_well()) {
-            (Some(error), false) => error.clone(),
+        let doing = match (&service.last_error, service.last_error_time) {
+            (Some(error), _) if !service.is_well() => error.clone(),
+            (Some(error), Some(time)) => format!("{}; failed {}: {error}", service.detail, clock.ago(time)),
             _ => service.detail.clone(),
         };
         services.row([cell(name), cell(state), maybe(service.last_success.map(|time| clock.ago(time))), cell(doing)]);
@@ -444,6 +445,10 @@ mod tests {
         events     well            10s ago       2 BatchJobs
         scheduler  failed 3 times  -             squeue: timed out
         ");
+        let mended = ServiceStatus { detail: "1 queued".into(), failures: 0, ..status.services["scheduler"].clone() };
+        let now_well = AgentStatus { services: [("scheduler".into(), mended)].into(), ..status.clone() };
+        let table = text(&AgentPresence::Stopped, Some(&now_well));
+        assert!(table.contains("1 queued; failed 10s ago: squeue: timed out"), "{table}");
         for width in [80, 160] {
             let shown = status_text(&site, &AgentPresence::Here(holder.clone()), Some(&status), clock, Some(width));
             insta::assert_snapshot!(anstream::adapter::strip_str(&shown).to_string());

@@ -51,6 +51,23 @@ fn planned(
 }
 
 #[test]
+fn a_hole_is_not_promised_twice() {
+    let burst: Vec<Job> = (0..500).map(|id| job(id, 1, 4)).collect();
+    let settings =
+        ElasticQueueSettings { submit_queue: "debug".into(), max_num_nodes: 2, max_queued_jobs: 9, ..settings() };
+    let windows = [BackfillWindow { num_nodes: 3, wall_time_min: 120 }];
+    let mut open = vec![batch_job(1, 2, BatchJobState::Running)];
+    assert_eq!(planned(&settings, &burst, &open, Some(&windows)).ask, Some((2, 115)));
+    // What waits has not taken its nodes yet, which still look idle.
+    open.push(batch_job(2, 2, BatchJobState::PendingSubmission));
+    assert_eq!(planned(&settings, &burst, &open, Some(&windows)).ask, Some((1, 115)));
+    open.push(batch_job(3, 1, BatchJobState::Queued));
+    assert_eq!(planned(&settings, &burst, &open, Some(&windows)).ask, None);
+    let elsewhere = BatchJob { queue: "other".into(), ..batch_job(4, 9, BatchJobState::Queued) };
+    assert_eq!(planned(&settings, &burst, &[elsewhere], Some(&windows)).ask, Some((2, 115)));
+}
+
+#[test]
 fn a_burst_grows_within_the_limits_and_shrinks_to_nothing() {
     let burst: Vec<Job> = (0..500).map(|id| job(id, 1, 4)).collect();
     let settings = settings();
