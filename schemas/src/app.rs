@@ -38,6 +38,7 @@ pub struct TransferSlot {
     pub direction: Direction,
     /// The path below the workdir.
     #[serde(deserialize_with = "lenient::string")]
+    #[cfg_attr(feature = "openapi", schema(pattern = r"^(?!/)(?!(.*/)?\.\.(/|$))"))]
     pub local_path: String,
     /// What it is for.
     #[serde(default, deserialize_with = "lenient::string")]
@@ -102,6 +103,7 @@ pub struct AppCreate {
     pub site_id: SiteId,
     /// An identifier, unique at the Site.
     #[serde(deserialize_with = "lenient::string")]
+    #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 256, pattern = r"^[A-Za-z_][A-Za-z0-9_]*$"))]
     pub name: String,
     /// Balsam's pickled class, or empty.
     #[serde(deserialize_with = "lenient::string")]
@@ -135,30 +137,41 @@ pub struct AppCreate {
 pub struct AppPatch {
     /// Another Site of the same owner.
     #[serde(default, deserialize_with = "lenient::some", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(nullable = false))]
     pub site_id: Option<SiteId>,
     /// Another name.
     #[serde(default, deserialize_with = "lenient::some_string", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(
+        feature = "openapi",
+        schema(min_length = 1, max_length = 256, pattern = r"^[A-Za-z_][A-Za-z0-9_]*$", nullable = false)
+    )]
     pub name: Option<String>,
     /// Balsam's pickled class.
     #[serde(default, deserialize_with = "lenient::some_string", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(nullable = false))]
     pub serialized_class: Option<String>,
     /// Balsam's source text.
     #[serde(default, deserialize_with = "lenient::some_string", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(nullable = false))]
     pub source_code: Option<String>,
     /// What it is for.
     #[serde(default, deserialize_with = "lenient::some_string", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(nullable = false))]
     pub description: Option<String>,
     /// Replaces the parameters.
     #[serde(default, deserialize_with = "lenient::some", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(nullable = false))]
     pub parameters: Option<BTreeMap<String, AppParameter>>,
     /// Replaces the transfer slots.
     #[serde(default, deserialize_with = "lenient::some", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(nullable = false))]
     pub transfers: Option<BTreeMap<String, TransferSlot>>,
     /// Replaces the command template; null makes it none.
     #[serde(default, deserialize_with = "lenient::patch", skip_serializing_if = "Option::is_none")]
     pub command: Option<Option<String>>,
     /// Replaces the declared hooks.
     #[serde(default, deserialize_with = "lenient::some", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(nullable = false))]
     pub hooks: Option<AppHooks>,
     /// Replaces the retry policy; null for the default.
     #[serde(default, deserialize_with = "lenient::patch_int", skip_serializing_if = "Option::is_none")]

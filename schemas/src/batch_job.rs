@@ -103,6 +103,7 @@ pub struct Partition {
     pub job_mode: JobMode,
     /// Nodes.
     #[serde(deserialize_with = "lenient::int")]
+    #[cfg_attr(feature = "openapi", schema(minimum = 1))]
     pub num_nodes: i32,
     /// Tags that its Jobs must have.
     #[serde(default, deserialize_with = "lenient::string_map")]
@@ -205,10 +206,10 @@ impl<'de> Deserialize<'de> for SchedulerId {
 #[cfg(feature = "openapi")]
 impl utoipa::PartialSchema for SchedulerId {
     fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::Schema> {
-        use utoipa::openapi::schema::{OneOfBuilder, SchemaType, Type};
+        use utoipa::openapi::schema::{ObjectBuilder, OneOfBuilder, Type};
         OneOfBuilder::new()
-            .item(utoipa::openapi::Object::with_type(SchemaType::Type(Type::Integer)))
-            .item(utoipa::openapi::Object::with_type(SchemaType::Type(Type::String)))
+            .item(ObjectBuilder::new().schema_type(Type::Integer))
+            .item(ObjectBuilder::new().schema_type(Type::String).max_length(Some(64)))
             .into()
     }
 }
@@ -257,17 +258,19 @@ pub struct BatchJobPatch {
     pub scheduler_id: Option<Option<SchedulerId>>,
     /// How far it is.
     #[serde(default, deserialize_with = "lenient::some", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(nullable = false))]
     pub state: Option<BatchJobState>,
     /// Replaces what people are told.
     #[serde(default, deserialize_with = "lenient::some_string_map", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(nullable = false))]
     pub status_info: Option<StringMap>,
     /// When it got its nodes.
     #[serde(default, deserialize_with = "lenient::patch_datetime", skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>))]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub start_time: Option<Option<Timestamp>>,
     /// When it was over.
     #[serde(default, deserialize_with = "lenient::patch_datetime", skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>))]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub end_time: Option<Option<Timestamp>>,
 }
 

@@ -49,6 +49,7 @@ pub struct Checkpoint {
     pub signal: String,
     /// Seconds it has after that.
     #[serde(deserialize_with = "lenient::float")]
+    #[cfg_attr(feature = "openapi", schema(minimum = 0, maximum = 86_400))]
     pub grace_sec: f64,
 }
 
@@ -166,6 +167,10 @@ fn one() -> i32 {
 pub struct JobCreate {
     /// Its folder below the Site's `data/`; relative, without `..`.
     #[serde(deserialize_with = "lenient::string")]
+    #[cfg_attr(
+        feature = "openapi",
+        schema(max_length = 256, pattern = r"^(?!/)(?!(\./*)+$)(?!(.*/)?\.\.(/|$))[^\u0000-\u001f\u007f-\u009f]+$")
+    )]
     pub workdir: String,
     /// Its App.
     pub app_id: AppId,
@@ -184,27 +189,34 @@ pub struct JobCreate {
     pub return_code: Option<i32>,
     /// Nodes.
     #[serde(default = "one", deserialize_with = "lenient::int")]
+    #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 1_000_000))]
     pub num_nodes: i32,
     /// Ranks on each node.
     #[serde(default = "one", deserialize_with = "lenient::int")]
+    #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 1_000_000))]
     pub ranks_per_node: i32,
     /// Threads of each rank.
     #[serde(default = "one", deserialize_with = "lenient::int")]
+    #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 1_000_000))]
     pub threads_per_rank: i32,
     /// Hardware threads of one core that a rank's threads use.
     #[serde(default = "one", deserialize_with = "lenient::int")]
+    #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 1_000_000))]
     pub threads_per_core: i32,
     /// Passed through to the command that starts ranks.
     #[serde(default, deserialize_with = "lenient::string_map", skip_serializing_if = "StringMap::is_empty")]
     pub launch_params: StringMap,
     /// GPUs of each rank.
     #[serde(default, deserialize_with = "lenient::float")]
+    #[cfg_attr(feature = "openapi", schema(minimum = 0, maximum = 10_000))]
     pub gpus_per_rank: f64,
     /// How many such Jobs may share a node.
     #[serde(default = "one", deserialize_with = "lenient::int")]
+    #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 1_000_000))]
     pub node_packing_count: i32,
     /// Expected minutes; 0 where not known.
     #[serde(default, deserialize_with = "lenient::int")]
+    #[cfg_attr(feature = "openapi", schema(minimum = 0, maximum = 10_000_000))]
     pub wall_time_min: i32,
     /// Jobs that must finish first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -223,18 +235,22 @@ pub struct JobCreate {
     pub dependencies: Vec<Dependency>,
     /// Memory on each node in MiB.
     #[serde(default, deserialize_with = "lenient::nullable_int", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 1_000_000_000))]
     pub mem_mb: Option<i64>,
     /// Minutes after which a run is cut off.
     #[serde(default, deserialize_with = "lenient::nullable_int", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 10_000_000))]
     pub walltime_limit_min: Option<i32>,
     /// The Job's own retry policy.
     #[serde(default, deserialize_with = "lenient::nullable_int", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(minimum = 0))]
     pub max_restarts: Option<i32>,
     /// What it is sent before it is cut off.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<Checkpoint>,
     /// Who pays, for accounting.
     #[serde(default, deserialize_with = "lenient::nullable_string", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(max_length = 256))]
     pub account: Option<String>,
 }
 
@@ -317,49 +333,69 @@ pub fn check_workdir(workdir: &str) -> Result<String, String> {
 pub struct JobPatch {
     /// Its folder below the Site's `data/`.
     #[serde(default, deserialize_with = "lenient::some_string", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(
+        feature = "openapi",
+        schema(
+            max_length = 256,
+            pattern = r"^(?!/)(?!(\./*)+$)(?!(.*/)?\.\.(/|$))[^\u0000-\u001f\u007f-\u009f]+$",
+            nullable = false
+        )
+    )]
     pub workdir: Option<String>,
     /// Replaces its tags.
     #[serde(default, deserialize_with = "lenient::some_string_map", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(nullable = false))]
     pub tags: Option<StringMap>,
     /// Balsam's pickled parameters.
     #[serde(default, deserialize_with = "lenient::some_string", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(nullable = false))]
     pub serialized_parameters: Option<String>,
     /// Balsam's pickled return value.
     #[serde(default, deserialize_with = "lenient::some_string", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(nullable = false))]
     pub serialized_return_value: Option<String>,
     /// Balsam's pickled exception.
     #[serde(default, deserialize_with = "lenient::some_string", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(nullable = false))]
     pub serialized_exception: Option<String>,
     /// Replaces its data.
     #[serde(default, deserialize_with = "lenient::some", skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "openapi", schema(value_type = Option<Object>))]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<Object>, nullable = false))]
     pub data: Option<JsonObject>,
     /// The exit code of its last run.
     #[serde(default, deserialize_with = "lenient::patch_int", skip_serializing_if = "Option::is_none")]
     pub return_code: Option<Option<i32>>,
     /// Nodes.
     #[serde(default, deserialize_with = "lenient::some_int", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 1_000_000, nullable = false))]
     pub num_nodes: Option<i32>,
     /// Ranks on each node.
     #[serde(default, deserialize_with = "lenient::some_int", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 1_000_000, nullable = false))]
     pub ranks_per_node: Option<i32>,
     /// Threads of each rank.
     #[serde(default, deserialize_with = "lenient::some_int", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 1_000_000, nullable = false))]
     pub threads_per_rank: Option<i32>,
     /// Hardware threads of one core that a rank's threads use.
     #[serde(default, deserialize_with = "lenient::some_int", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 1_000_000, nullable = false))]
     pub threads_per_core: Option<i32>,
     /// Passed through to the command that starts ranks.
     #[serde(default, deserialize_with = "lenient::some_string_map", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(nullable = false))]
     pub launch_params: Option<StringMap>,
     /// GPUs of each rank.
     #[serde(default, deserialize_with = "lenient::some_float", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(minimum = 0, maximum = 10_000, nullable = false))]
     pub gpus_per_rank: Option<f64>,
     /// How many such Jobs may share a node.
     #[serde(default, deserialize_with = "lenient::some_int", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 1_000_000, nullable = false))]
     pub node_packing_count: Option<i32>,
     /// Expected minutes.
     #[serde(default, deserialize_with = "lenient::some_int", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(minimum = 0, maximum = 10_000_000, nullable = false))]
     pub wall_time_min: Option<i32>,
     /// The BatchJob it ran in last.
     #[serde(default, deserialize_with = "lenient::patch", skip_serializing_if = "Option::is_none")]
@@ -369,7 +405,7 @@ pub struct JobPatch {
     pub state: Option<JobState>,
     /// When that happened; left out or null for now.
     #[serde(default, with = "crate::time::naive_option", skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>))]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub state_timestamp: Option<Timestamp>,
     /// For the event.
     #[serde(default, skip_serializing_if = "JsonObject::is_empty")]
@@ -377,21 +413,27 @@ pub struct JobPatch {
     pub state_data: JsonObject,
     /// Whether the file cleaner should come here.
     #[serde(default, deserialize_with = "lenient::some_boolean", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(nullable = false))]
     pub pending_file_cleanup: Option<bool>,
     /// Replaces the parameters of a Copal App.
     #[serde(default, deserialize_with = "lenient::some_string_map", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(nullable = false))]
     pub parameters: Option<StringMap>,
     /// Higher runs first.
     #[serde(default, deserialize_with = "lenient::some_int", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(nullable = false))]
     pub priority: Option<i32>,
     /// Memory on each node in MiB.
     #[serde(default, deserialize_with = "lenient::patch_int", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 1_000_000_000))]
     pub mem_mb: Option<Option<i64>>,
     /// Minutes after which a run is cut off.
     #[serde(default, deserialize_with = "lenient::patch_int", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 10_000_000))]
     pub walltime_limit_min: Option<Option<i32>>,
     /// The Job's own retry policy.
     #[serde(default, deserialize_with = "lenient::patch_int", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(minimum = 0))]
     pub max_restarts: Option<Option<i32>>,
 }
 

@@ -45,10 +45,13 @@ impl Default for ResourceShape {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct NodeShape {
     /// Cores.
+    #[serde(deserialize_with = "crate::lenient::int")]
     pub cpus: u32,
     /// GPUs (a MIG slice is one).
+    #[serde(deserialize_with = "crate::lenient::int")]
     pub gpus: u32,
     /// Memory in MiB; 0 where it is not known.
+    #[serde(deserialize_with = "crate::lenient::int")]
     pub mem_mb: u64,
 }
 

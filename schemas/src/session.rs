@@ -46,6 +46,7 @@ pub struct SessionCreate {
 pub struct Acquire {
     /// 1 to 2048.
     #[serde(deserialize_with = "lenient::int")]
+    #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 2048))]
     pub max_num_jobs: i64,
     /// Tags that a Job must have.
     #[serde(deserialize_with = "lenient::string_map")]
@@ -73,6 +74,7 @@ pub struct Acquire {
     pub app_ids: Vec<AppId>,
     /// Seconds (0 to 30) to wait for a Job when there is none now. The answer comes as soon as there is one.
     #[serde(default, deserialize_with = "lenient::float")]
+    #[cfg_attr(feature = "openapi", schema(minimum = 0))]
     pub wait_sec: f64,
 }
 
@@ -137,14 +139,14 @@ pub struct JobUpdate {
     pub state: JobState,
     /// When; left out for now.
     #[serde(default, with = "crate::time::naive_option", skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>))]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub state_timestamp: Option<Timestamp>,
     /// For the event: `reason`, `message`, `error_tail`.
     #[serde(default, skip_serializing_if = "JsonObject::is_empty")]
     #[cfg_attr(feature = "openapi", schema(value_type = Object))]
     pub state_data: JsonObject,
     /// The exit code of a run that ended.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "lenient::nullable_int", skip_serializing_if = "Option::is_none")]
     pub return_code: Option<i32>,
     /// Replaces the Job's `data`, when a hook wrote some.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -94,9 +94,18 @@ pub struct SiteDetails {
     pub allowed_queues: BTreeMap<String, QueueLimits>,
     /// Where Jobs may stage from and to: alias to URL.
     #[serde(deserialize_with = "lenient::string_map")]
+    #[cfg_attr(feature = "openapi", schema(schema_with = locations_schema))]
     pub transfer_locations: StringMap,
     /// What one node has, where the agent knows it.
     pub node_shape: Option<NodeShape>,
+}
+
+/// Aliases to URLs, each with a scheme.
+#[cfg(feature = "openapi")]
+fn locations_schema() -> utoipa::openapi::Object {
+    use utoipa::openapi::schema::{ObjectBuilder, Type};
+    let url = ObjectBuilder::new().schema_type(Type::String).pattern(Some(r"^[A-Za-z][A-Za-z0-9+.-]*:[\s\S]+"));
+    ObjectBuilder::new().schema_type(Type::Object).additional_properties(Some(url)).build()
 }
 
 /// A Site, as the service shows it.
@@ -128,9 +137,11 @@ pub struct Site {
 pub struct SiteCreate {
     /// Unique among its owner's Sites.
     #[serde(deserialize_with = "lenient::string")]
+    #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 256))]
     pub name: String,
     /// The absolute path on its machine.
     #[serde(deserialize_with = "lenient::string")]
+    #[cfg_attr(feature = "openapi", schema(pattern = "^/"))]
     pub path: String,
     /// What its agent and owner say of it.
     #[serde(flatten)]
@@ -143,33 +154,42 @@ pub struct SiteCreate {
 pub struct SitePatch {
     /// Another name.
     #[serde(default, deserialize_with = "lenient::some_string", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 256, nullable = false))]
     pub name: Option<String>,
     /// Another path.
     #[serde(default, deserialize_with = "lenient::some_string", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(pattern = "^/", nullable = false))]
     pub path: Option<String>,
     /// The Site's Globus endpoint.
     #[serde(default, deserialize_with = "lenient::patch", skip_serializing_if = "Option::is_none")]
     pub globus_endpoint_id: Option<Option<Uuid>>,
     /// Holes in the queues, by queue.
     #[serde(default, deserialize_with = "lenient::some", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(nullable = false))]
     pub backfill_windows: Option<BTreeMap<String, Vec<BackfillWindow>>>,
     /// Nodes by what they do, by queue.
     #[serde(default, deserialize_with = "lenient::some", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(nullable = false))]
     pub node_states: Option<BTreeMap<String, NodeStates>>,
     /// Jobs in the queues, by the scheduler's id.
     #[serde(default, deserialize_with = "lenient::some", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(nullable = false))]
     pub queued_jobs: Option<BTreeMap<String, QueuedJob>>,
     /// Parameters of the Site's template and their defaults.
     #[serde(default, deserialize_with = "lenient::some_string_map", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(nullable = false))]
     pub optional_batch_job_params: Option<StringMap>,
     /// Who may pay.
     #[serde(default, deserialize_with = "lenient::some_string_list", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(nullable = false))]
     pub allowed_projects: Option<Vec<String>>,
     /// Queues and their limits.
     #[serde(default, deserialize_with = "lenient::some", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(nullable = false))]
     pub allowed_queues: Option<BTreeMap<String, QueueLimits>>,
     /// Where Jobs may stage from and to.
     #[serde(default, deserialize_with = "lenient::some_string_map", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(schema_with = locations_schema, required = false))]
     pub transfer_locations: Option<StringMap>,
     /// What one node has.
     #[serde(default, deserialize_with = "lenient::patch", skip_serializing_if = "Option::is_none")]

@@ -80,17 +80,20 @@ pub struct DueTransfer {
 pub struct TransferPatch {
     /// How far it is.
     #[serde(default, deserialize_with = "lenient::some", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(nullable = false))]
     pub state: Option<TransferState>,
     /// The adapter's own id of the transfer.
     #[serde(default, deserialize_with = "lenient::some_string", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(nullable = false))]
     pub task_id: Option<String>,
     /// Replaces what the adapter keeps.
     #[serde(default, deserialize_with = "lenient::some", skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "openapi", schema(value_type = Option<Object>))]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<Object>, nullable = false))]
     pub transfer_info: Option<JsonObject>,
     /// Why the Job fails with its transfer: the reason of its change to FAILED. Only a Job that waits for the transfer
     /// fails.
     #[serde(default, deserialize_with = "lenient::some_string", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(nullable = false))]
     pub job_error: Option<String>,
 }
 
@@ -114,5 +117,6 @@ pub struct TransferLocation {
     pub location_alias: String,
     /// The absolute path there.
     #[serde(deserialize_with = "lenient::string")]
+    #[cfg_attr(feature = "openapi", schema(pattern = "^/"))]
     pub path: String,
 }

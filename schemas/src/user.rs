@@ -20,9 +20,11 @@ pub struct User {
 pub struct Register {
     /// The login name.
     #[serde(deserialize_with = "lenient::string")]
+    #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 64))]
     pub username: String,
     /// The password in the clear; stored as an argon2id hash.
     #[serde(deserialize_with = "lenient::string")]
+    #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 64))]
     pub password: String,
 }
 
@@ -31,8 +33,10 @@ pub struct Register {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Login {
     /// The login name.
+    #[cfg_attr(feature = "openapi", schema(min_length = 1))]
     pub username: String,
     /// The password in the clear.
+    #[cfg_attr(feature = "openapi", schema(min_length = 1))]
     pub password: String,
     /// `offline_access` asks for a refresh token, too.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -65,8 +69,10 @@ pub struct AccessToken {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Refresh {
     /// Always `refresh_token`.
+    #[cfg_attr(feature = "openapi", schema(pattern = "^refresh_token$"))]
     pub grant_type: String,
     /// The token of the answer before.
+    #[cfg_attr(feature = "openapi", schema(min_length = 1))]
     pub refresh_token: String,
 }
 
@@ -75,6 +81,7 @@ pub struct Refresh {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Revoke {
     /// An access or refresh token: its login ends.
+    #[cfg_attr(feature = "openapi", schema(min_length = 1))]
     pub token: String,
 }
 
@@ -129,6 +136,7 @@ pub struct LoginInfo {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct LauncherSecret {
     /// Good for one exchange at `POST /auth/launcher`, as long as the BatchJob is not over.
+    #[cfg_attr(feature = "openapi", schema(min_length = 1))]
     pub secret: String,
 }
 
@@ -137,6 +145,7 @@ pub struct LauncherSecret {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct DeviceLoginStart {
     /// A UUID of the program's own choice; the same in both calls.
+    #[cfg_attr(feature = "openapi", schema(format = Uuid))]
     pub client_id: String,
     /// `offline_access` asks for a refresh token, too.
     #[serde(default)]
@@ -166,9 +175,12 @@ pub struct DeviceLogin {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct DeviceToken {
     /// Always `urn:ietf:params:oauth:grant-type:device_code`.
+    #[cfg_attr(feature = "openapi", schema(pattern = "^urn:ietf:params:oauth:grant-type:device_code$"))]
     pub grant_type: String,
     /// As answered by `POST /auth/device/login`.
+    #[cfg_attr(feature = "openapi", schema(min_length = 1))]
     pub device_code: String,
     /// As sent to `POST /auth/device/login`.
+    #[cfg_attr(feature = "openapi", schema(format = Uuid))]
     pub client_id: String,
 }

@@ -37,7 +37,7 @@ const MAX_SCHEDULER_ID_BYTES: usize = 256;
     ("end_time_before" = Option<String>, Query, format = DateTime, description = "Ended then or earlier"),
     ("end_time_after" = Option<String>, Query, format = DateTime, description = "Ended then or later"),
     ("filter_tags" = Option<Vec<String>>, Query, description = "KEY:VALUE, all of which it has"),
-    ("ordering" = Option<String>, Query, description = "start_time or -start_time; ids decide else"),
+    ("ordering" = Option<String>, Query, pattern = "^-?start_time$", description = "start_time or -start_time; ids decide else"),
     ("limit" = Option<i64>, Query, minimum = 0, maximum = 100_000, description = "Rows at most"),
     ("offset" = Option<i64>, Query, minimum = 0, description = "Rows left out before the first"),
 ), responses(

@@ -67,15 +67,15 @@ fn ordering(query: &QueryParams) -> ApiResult<(OrderBy, bool)> {
     ("site_id" = Option<Vec<i64>>, Query, description = "At one of these Sites"),
     ("batch_job_id" = Option<i64>, Query, description = "That ran in this BatchJob last"),
     ("array_id" = Option<i64>, Query, description = "Of this array"),
-    ("last_update_before" = Option<String>, Query, description = "Changed then or earlier"),
-    ("last_update_after" = Option<String>, Query, description = "Changed then or later"),
+    ("last_update_before" = Option<String>, Query, format = DateTime, description = "Changed then or earlier"),
+    ("last_update_after" = Option<String>, Query, format = DateTime, description = "Changed then or later"),
     ("workdir__contains" = Option<String>, Query, description = "With this text in their workdir"),
     ("state__ne" = Option<JobState>, Query, description = "In any other state"),
     ("state" = Option<Vec<JobState>>, Query, description = "In one of these states"),
     ("tags" = Option<Vec<String>>, Query, description = "KEY:VALUE, all of which they have"),
     ("pending_file_cleanup" = Option<bool>, Query, description = "true: where the file cleaner has not been"),
     ("after_id" = Option<i64>, Query, description = "Beyond this id; like limit and offset it does not change the count"),
-    ("ordering" = Option<String>, Query, description = "id, last_update, state or workdir, with - before it for descending"),
+    ("ordering" = Option<String>, Query, pattern = "^-?(id|last_update|state|workdir)$", description = "id, last_update, state or workdir, with - before it for descending"),
     ("limit" = Option<i64>, Query, minimum = 0, maximum = 100_000, description = "Rows at most"),
     ("offset" = Option<i64>, Query, minimum = 0, description = "Rows left out before the first"),
 ), responses(
@@ -112,7 +112,7 @@ pub(super) async fn count_jobs_by_state(
 
 /// Creates up to 5000 Jobs, all or none. The answer has them in the order of the body.
 #[utoipa::path(post, path = "/jobs/", tag = "jobs", request_body = Vec<JobCreate>, params(
-    ("Idempotency-Key" = Option<String>, Header, description = "Makes a repeated request create nothing again"),
+    ("Idempotency-Key" = Option<String>, Header, pattern = r"^[\x21-\x7e]{1,255}$", description = "Makes a repeated request create nothing again"),
 ), responses(
     (status = 201, description = "The Jobs", body = Vec<Job>),
     (status = 400, description = "Too many, a workdir named twice, an unknown slot or location", body = Problem, content_type = "application/problem+json"),
@@ -142,7 +142,7 @@ pub(super) async fn create_jobs(
 
 /// Creates an array of up to 1,000,000 Jobs from a template, all or none.
 #[utoipa::path(post, path = "/job-arrays/", tag = "jobs", request_body = JobArrayCreate, params(
-    ("Idempotency-Key" = Option<String>, Header, description = "Makes a repeated request create nothing again"),
+    ("Idempotency-Key" = Option<String>, Header, pattern = r"^[\x21-\x7e]{1,255}$", description = "Makes a repeated request create nothing again"),
 ), responses(
     (status = 201, description = "How to find them", body = JobArray),
     (status = 400, description = "An unknown slot or location", body = Problem, content_type = "application/problem+json"),

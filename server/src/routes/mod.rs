@@ -113,8 +113,8 @@ pub fn table(routes: &mut ServiceConfig) {
         .service(
             Endpoint::at(&["/transfers", "/transfers/"])
                 .get(transfers::list_transfers)
-                .patch(transfers::update_transfers),
                 .put(transfers::update_matching_transfers)
+                .patch(transfers::update_transfers),
         )
         // Before the ids: this word is none.
         .service(Endpoint::at(&["/transfers/due", "/transfers/due/"]).get(staging::list_due_transfers))

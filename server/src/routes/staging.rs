@@ -21,7 +21,7 @@ use crate::{
 
 /// Lists the transfers of a Site that Jobs wait for now: inputs of Jobs in READY, outputs of Jobs in POSTPROCESSED.
 #[utoipa::path(get, path = "/transfers/due", tag = "transfers", params(
-    ("site_id" = i64, Query, description = "The Site"),
+    ("site_id" = i64, Query, minimum = 1, description = "The Site"),
     ("state" = Option<Vec<TransferState>>, Query, description = "In one of these states; left out: pending"),
     ("wait_sec" = Option<f64>, Query, minimum = 0, maximum = 30, description = "Seconds to wait for the first"),
     ("limit" = Option<i64>, Query, minimum = 0, maximum = 100_000, description = "Rows at most"),
