@@ -139,9 +139,10 @@ async fn remove(conn: &mut PgConnection, doomed: Vec<Doomed>) -> ApiResult<()> {
 /// The database's.
 pub async fn prune_events(conn: &mut PgConnection, keep: TimeDelta) -> ApiResult<bool> {
     // Owner by owner, so that the index of lists serves this, too: another one would cost every
-    // state change. Rows that another process deletes at the moment are left to it.
+    // state change. Rows that another process deletes at the moment are left to it. The time is that of the
+    // statement: one that moves on meanwhile is no condition of an index, and all events would be read.
     const SQL: &str = "with old as (select e.id from users u cross join lateral (select id from events \
-         where owner_id = u.id and \"timestamp\" < clock_timestamp() - make_interval(secs => $1) \
+         where owner_id = u.id and \"timestamp\" < statement_timestamp() - make_interval(secs => $1) \
          order by \"timestamp\", id limit $2 for update skip locked) e limit $2), \
          gone as (delete from events using old where events.id = old.id \
          returning owner_id, site_id, app_id, to_state), \

@@ -1,12 +1,21 @@
 //! What keeps the service fast on a large database, judged by the rows that statements read and never by time.
 
+use chrono::TimeDelta;
 use copal_schemas::{JobState, SessionId, StringMap, UserId, session::Acquire};
-use copal_server::db::{self, scope::Scope};
+use copal_server::{
+    db::{
+        self,
+        job_filter::{JobFilter, OrderBy},
+        scope::Scope,
+    },
+    extract::Paging,
+};
 use copal_tests::{
     Service, Settings, World, id,
     wait::{LIMIT, wait_for},
 };
 use serde_json::json;
+use sqlx::Connection as _;
 
 /// Rows of `jobs` that an acquire reads which gets so many Jobs.
 async fn rows_read(world: &World, wanted: &Acquire, expected: usize) -> i64 {
@@ -74,7 +83,7 @@ async fn counts_by_tag_read_no_jobs() {
     let job = json!({"app_id": world.plain, "workdir": "a/{index}", "tags": {"campaign": "a"}, "parameters": {}});
     world.user.post("/job-arrays/", &json!({"last": 2_999, "job": job})).await.created();
     let owner = UserId(id(&world.user.get("/auth/password/me").await.ok()));
-    let filter = db::job_filter::JobFilter { tags: tags(&[("campaign", "a")]), ..Default::default() };
+    let filter = JobFilter { tags: tags(&[("campaign", "a")]), ..JobFilter::default() };
     let pool = db::connect(&world.service.database().url().into()).await.unwrap();
     let mut transaction = pool.begin().await.unwrap();
     let scope = Scope { owner, site: None, batch_job: None };
@@ -83,6 +92,53 @@ async fn counts_by_tag_read_no_jobs() {
     let rows: Vec<i64> = sqlx::query_scalar(READ).fetch_all(&mut *transaction).await.unwrap();
     assert_eq!(rows.iter().sum::<i64>(), 0);
     transaction.rollback().await.unwrap();
+    pool.close().await;
+}
+
+#[tokio::test]
+async fn the_removal_of_old_events_reads_no_young_ones() {
+    let world = World::new().await;
+    let job = json!({"app_id": world.plain, "workdir": "a/{index}", "parameters": {}});
+    world.user.post("/job-arrays/", &json!({"last": 2_999, "job": job})).await.created();
+    let mut database = world.service.database().connect().await;
+    sqlx::query("analyze").execute(&mut database).await.unwrap();
+    let mut transaction = database.begin().await.unwrap();
+    assert!(!db::purge::prune_events(&mut transaction, TimeDelta::days(1)).await.unwrap());
+    const READ: &str =
+        "select (seq_tup_read + idx_tup_fetch)::bigint from pg_stat_xact_user_tables where relname = 'events'";
+    let rows: i64 = sqlx::query_scalar(READ).fetch_one(&mut *transaction).await.unwrap();
+    assert_eq!(rows, 0);
+}
+
+#[tokio::test]
+async fn lists_by_tag_read_a_page_however_far_its_jobs_are() {
+    let world = World::new().await;
+    for kind in ["first", "second"] {
+        let job = json!({"app_id": world.plain, "workdir": format!("{kind}/{{index}}"), "parameters": {},
+            "tags": {"kind": kind, "campaign": "a"}});
+        world.user.post("/job-arrays/", &json!({"last": 9_999, "job": job})).await.created();
+    }
+    let mut database = world.service.database().connect().await;
+    sqlx::query("vacuum analyze jobs, job_tags").execute(&mut database).await.unwrap();
+    let owner = UserId(id(&world.user.get("/auth/password/me").await.ok()));
+    let pool = db::connect(&world.service.database().url().into()).await.unwrap();
+    let scope = Scope { owner, site: None, batch_job: None };
+    for (wanted, states) in [
+        (tags(&[("kind", "second")]), vec![]),
+        (tags(&[("kind", "second")]), vec![JobState::Preprocessed]),
+        (tags(&[("kind", "second"), ("campaign", "a")]), vec![]),
+    ] {
+        let filter = JobFilter { tags: wanted, states, ..JobFilter::default() };
+        let mut transaction = pool.begin().await.unwrap();
+        let page = Paging { limit: 10, offset: 0 };
+        let ids = filter.ids(&mut transaction, scope, (OrderBy::Id, false), page).await.unwrap();
+        assert_eq!(ids.len(), 10);
+        const READ: &str = "select sum(seq_tup_read + idx_tup_fetch)::bigint from pg_stat_xact_user_tables \
+             where relname = 'jobs'";
+        let rows: i64 = sqlx::query_scalar(READ).fetch_one(&mut *transaction).await.unwrap();
+        assert!(rows <= 100, "{rows} rows read for {filter:?}");
+        transaction.rollback().await.unwrap();
+    }
     pool.close().await;
 }
 
