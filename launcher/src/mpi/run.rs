@@ -48,7 +48,8 @@ pub struct RankedRun {
 
 impl RankedRun {
     /// A run of `program` where the Job was placed. `OMP_NUM_THREADS` is the threads of a rank unless `env` says
-    /// otherwise, since a rank that is not bound would take all CPUs for its own.
+    /// otherwise, since a rank that is not bound would take all CPUs for its own. A Job on several nodes finds their
+    /// names in `COPAL_NODES`, with commas.
     #[must_use]
     pub fn new(
         ask: &Ask,
@@ -66,11 +67,17 @@ impl RankedRun {
             Some(RunHost { name: node.name.clone(), cpus, gpus: part.gpus.iter().map(of_rank).collect() })
         };
         env.entry("OMP_NUM_THREADS".into()).or_insert_with(|| ask.shape.threads_per_rank.max(1).to_string());
+        let hosts: Vec<RunHost> = placement.parts.iter().filter_map(host).collect();
+        if hosts.len() > 1 {
+            // For a script that starts ranks of its own on the nodes that it was given.
+            let names: Vec<&str> = hosts.iter().map(|host| host.name.as_str()).collect();
+            env.insert("COPAL_NODES".into(), names.join(","));
+        }
         Self {
             job: ask.job,
             lane: placement.parts.first().map_or_else(String::new, lane),
             shape: ask.shape,
-            hosts: placement.parts.iter().filter_map(host).collect(),
+            hosts,
             program,
             env,
             launch_params,

@@ -2,7 +2,7 @@
 //! a Site's folder without an agent.
 
 use std::{
-    fs,
+    env, fs,
     io::Write,
     path::PathBuf,
     process::{Command, Output, Stdio},
@@ -10,7 +10,7 @@ use std::{
 
 use copal_tests::{
     Service, Settings,
-    process::{Programs, describe},
+    process::{Programs, describe, program_dir},
     world::PASSWORD,
 };
 use serde_json::Value;
@@ -70,6 +70,16 @@ impl Desk {
         let site = self.site_path();
         command.current_dir(if site.is_dir() { site } else { self.programs.home().into() });
         command.args(arguments);
+        command
+    }
+
+    /// A line for Bash, in the same folder, with the programs on its PATH.
+    pub(crate) fn shell(&self, line: &str) -> Command {
+        let path = env::var_os("PATH").unwrap_or_default();
+        let path = env::join_paths([program_dir()].into_iter().chain(env::split_paths(&path))).unwrap();
+        let mut command = self.programs.command("/bin/bash");
+        command.current_dir(self.copal_bare(&[]).get_current_dir().unwrap());
+        command.env("PATH", path).args(["-c", line]);
         command
     }
 

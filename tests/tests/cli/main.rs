@@ -7,6 +7,8 @@ mod desk;
 mod errors;
 mod formats;
 mod guide;
+mod help;
 mod pitfalls;
+mod pty;
 mod scripts;
 mod terminal;

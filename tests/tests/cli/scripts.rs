@@ -54,6 +54,39 @@ fn scripts_find_the_variables_that_they_expect() {
 }
 
 #[test]
+fn a_script_on_several_nodes_starts_its_own_ranks_on_them() {
+    let laptop = Laptop::with_site(3);
+    let site = laptop.site_path();
+    // The same question in the words of both schedulers: which nodes, how many tasks, and one line of each rank.
+    // These nodes are only pretended, so mpiexec must not go there by their names.
+    fs::write(
+        site.join("wide.sbatch"),
+        "#!/bin/bash\n#SBATCH -N 2 --ntasks-per-node=2 -t 5 -o wide.out\n\
+         echo \"$SLURM_NNODES nodes, $SLURM_NTASKS tasks, $SLURM_TASKS_PER_NODE, ${SLURM_JOB_NODELIST//,/ }\"\n\
+         unset SLURM_NODELIST SLURM_JOB_NODELIST\nmpiexec.hydra -launcher fork -n \"$SLURM_NTASKS\" sh -c 'echo rank'\n",
+    )
+    .unwrap();
+    fs::write(
+        site.join("wide.pbs"),
+        "#PBS -l select=2:ncpus=2:mpiprocs=2,walltime=5:00\n#PBS -o wide.pbs.out\ncd \"$PBS_O_WORKDIR\"\n\
+         echo \"$PBS_NUM_NODES nodes, $PBS_NP tasks\"; wc -l < \"$PBS_NODEFILE\"; sort -u \"$PBS_NODEFILE\" | wc -l\n\
+         unset PBS_NODEFILE\nmpiexec.hydra -launcher fork -n \"$PBS_NP\" sh -c 'echo rank'\n",
+    )
+    .unwrap();
+    laptop.site(&["job", "submit", "wide.sbatch"]);
+    laptop.site(&["job", "submit", "wide.pbs"]);
+    laptop.site(&["queue", "submit", "-n", "3", "-t", "10", "-j", "mpi"]);
+    laptop.site(&["job", "wait", "1-2", "--timeout", "90"]);
+    let text = fs::read_to_string(site.join("wide.out")).unwrap();
+    let lines: Vec<&str> = text.lines().collect();
+    assert!(lines[0].starts_with("2 nodes, 4 tasks, 2(x2), "), "{text}");
+    assert_eq!(lines[0].split(", ").last().unwrap().split(' ').count(), 2, "{text}");
+    assert_eq!(lines[1..], ["rank"; 4], "{text}");
+    let text = fs::read_to_string(site.join("wide.pbs.out")).unwrap();
+    assert_eq!(text.split_whitespace().collect::<Vec<_>>().join(" "), "2 nodes, 4 tasks 4 2 rank rank rank rank");
+}
+
+#[test]
 fn a_script_that_can_not_be_understood_is_refused_with_its_lines() {
     let laptop = Laptop::new();
     laptop.init_site(1);

@@ -1,87 +1,8 @@
 //! On a terminal: bars and tables that change, and a terminal that is as it was afterwards.
 
-use std::{
-    fs::File,
-    io::Read,
-    os::fd::OwnedFd,
-    process::{Child, Command},
-    sync::{Arc, Mutex},
-    thread,
-};
-
 use copal_tests::{LIMIT, wait::wait_blocking};
-use nix::{
-    libc,
-    pty::openpty,
-    sys::{
-        signal::{Signal, kill},
-        termios::{Termios, tcgetattr},
-    },
-    unistd::Pid,
-};
 
-use crate::desk::Desk;
-
-/// A program on a pseudo-terminal of 100 columns.
-struct OnTerminal {
-    child: Child,
-    terminal: OwnedFd,
-    before: Termios,
-    shown: Arc<Mutex<Vec<u8>>>,
-}
-
-impl OnTerminal {
-    fn start(mut command: Command) -> Self {
-        let size = libc::winsize { ws_row: 30, ws_col: 100, ws_xpixel: 0, ws_ypixel: 0 };
-        let pty = openpty(Some(&size), None).unwrap();
-        let before = tcgetattr(&pty.slave).unwrap();
-        let side = || pty.slave.try_clone().unwrap();
-        command.env("TERM", "xterm").stdin(side()).stdout(side()).stderr(side());
-        let child = command.spawn().expect("copal starts");
-        let shown = Arc::new(Mutex::new(Vec::new()));
-        let (mut screen, text) = (File::from(pty.master), Arc::clone(&shown));
-        thread::spawn(move || {
-            let mut buffer = [0; 4096];
-            while let Ok(length @ 1..) = screen.read(&mut buffer) {
-                text.lock().unwrap().extend_from_slice(&buffer[..length]);
-            }
-        });
-        Self { child, terminal: pty.slave, before, shown }
-    }
-
-    fn shown(&self) -> String {
-        String::from_utf8_lossy(&self.shown.lock().unwrap()).into_owned()
-    }
-
-    #[track_caller]
-    fn wait_shown(&self, part: &str) {
-        wait_blocking(&format!("{part} on the terminal"), LIMIT, || match self.shown() {
-            text if text.contains(part) => Ok(()),
-            text => Err(text),
-        });
-    }
-
-    /// Ctrl-C, as the terminal's driver turns it into a signal.
-    fn interrupt(&self) {
-        kill(Pid::from_raw(self.child.id() as i32), Signal::SIGINT).unwrap();
-    }
-
-    /// Waits for the end, checks that the terminal is as it was, and gives the exit code and all that was shown.
-    fn end(mut self) -> (i32, String) {
-        let status = wait_blocking("copal to end", LIMIT, || match self.child.try_wait().unwrap() {
-            Some(status) => Ok(status),
-            None => Err(self.shown()),
-        });
-        let after = tcgetattr(&self.terminal).unwrap();
-        assert_eq!(after.local_flags, self.before.local_flags);
-        assert_eq!(after.input_flags, self.before.input_flags);
-        assert_eq!(after.output_flags, self.before.output_flags);
-        let text = self.shown();
-        // Who hides the cursor shows it again.
-        assert_eq!(text.matches("\u{1b}[?25l").count(), text.matches("\u{1b}[?25h").count(), "{text}");
-        (status.code().unwrap_or(-1), text)
-    }
-}
+use crate::{desk::Desk, pty::OnTerminal};
 
 #[tokio::test]
 async fn watch_shows_a_bar_until_all_is_done() {

@@ -8,6 +8,7 @@
 )]
 
 mod bare;
+mod cli;
 mod launcher;
 mod machine;
 mod service;
@@ -27,6 +28,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Subject {
+    /// The command with a million Jobs on the service: creating, listing, streaming.
+    Cli(cli::Options),
     /// The launcher through the real service: throughput, latency, memory, CPU.
     Launcher(launcher::Options),
     /// The service on a database that it fills itself: rates, latencies, wake-ups.
@@ -38,6 +41,7 @@ enum Subject {
 #[tokio::main]
 async fn main() {
     let table = match Cli::parse().subject {
+        Subject::Cli(options) => cli::measure(&options),
         Subject::Launcher(options) => launcher::measure(&options).await,
         Subject::Service(options) => service::measure(&options).await,
         Subject::Staging(options) => staging::measure(&options).await,

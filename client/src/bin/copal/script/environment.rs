@@ -23,8 +23,11 @@ pub(crate) struct Submission<'a> {
 /// Leaves all ranks but the first.
 const ONE_NODE: &str = "case ${PMI_RANK:-${PMIX_RANK:-${OMPI_COMM_WORLD_RANK:-${PALS_RANKID:-\
     ${FLUX_TASK_RANK:-${SLURM_PROCID:-0}}}}}} in 0) ;; *) exit 0 ;; esac\n";
-/// Hides the launcher's own ranks, so that the script's mpiexec begins anew.
-const OWN_RANKS: &str = "unset ${!PMI_@} ${!PMIX_@} ${!OMPI_@} ${!HYDRA_@} ${!HYDI_@}\n";
+/// Hides the launcher's own ranks, so that the script's mpiexec begins anew. What Open MPI wants to be told by those who
+/// are root stays.
+const OWN_RANKS: &str = "root=${OMPI_ALLOW_RUN_AS_ROOT-}\n\
+    unset ${!PMI_@} ${!PMIX_@} ${!OMPI_@} ${!PRTE_@} ${!HYDRA_@} ${!HYDI_@}\n\
+    [ -z \"$root\" ] || export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1\n";
 
 /// Quotes a text for a POSIX shell. NUL, which no shell can carry, is left out.
 pub(crate) fn quote(text: &str) -> String {
@@ -40,6 +43,11 @@ pub(crate) fn text(script: &Script, submission: &Submission) -> String {
         text.push_str(ONE_NODE);
     }
     text.push_str(OWN_RANKS);
+    // A command line of many, which is a shell's, has better things to do.
+    let wants_nodes = script.dialect != Dialect::Shell || script.num_nodes() > 1;
+    if wants_nodes {
+        text.push_str(&node_file(script));
+    }
     for (name, value) in &submission.variables {
         line(&mut text, name, &quote(value));
     }
@@ -54,6 +62,10 @@ pub(crate) fn text(script: &Script, submission: &Submission) -> String {
         // In an allocation of Slurm's own, srun finds it by its real id.
         set("SLURM_JOB_ID", "${SLURM_JOB_ID:-$COPAL_JOB_ID}");
         set("SLURM_JOBID", "$SLURM_JOB_ID");
+        if wants_nodes {
+            set("SLURM_JOB_NODELIST", "$nodes");
+            set("SLURM_NODELIST", "$nodes");
+        }
         set("SLURM_NNODES", &nodes.to_string());
         set("SLURM_JOB_NUM_NODES", &nodes.to_string());
         set("SLURM_NTASKS", &tasks.to_string());
@@ -86,6 +98,9 @@ pub(crate) fn text(script: &Script, submission: &Submission) -> String {
         set("PBS_O_WORKDIR", &folder);
         set("PBS_JOBID", "${PBS_JOBID:-$COPAL_JOB_ID}");
         set("PBS_ENVIRONMENT", "PBS_BATCH");
+        if wants_nodes {
+            set("PBS_NODEFILE", "$node_file");
+        }
         set("PBS_NUM_NODES", &nodes.to_string());
         set("PBS_NUM_PPN", &script.node_tasks().to_string());
         set("PBS_NP", &tasks.to_string());
@@ -103,6 +118,22 @@ pub(crate) fn text(script: &Script, submission: &Submission) -> String {
     redirect(&mut text, script, submission);
     let arguments: Vec<String> = submission.arguments.iter().map(|argument| quote(argument)).collect();
     let _ = writeln!(text, "set -- {}", arguments.join(" "));
+    text
+}
+
+/// Writes the names of the Job's nodes into a file of its folder, each as often as it has tasks, and leaves them in
+/// `$nodes`. What `srun` and `mpiexec` start by these follows the Job and not the whole allocation.
+fn node_file(script: &Script) -> String {
+    let mut text = format!(
+        "nodes=${{COPAL_NODES:-$HOSTNAME}}\nnode_file=$PWD/nodes.$COPAL_JOB_ID\n\
+         for node in ${{nodes//,/ }}; do for ((i = 0; i < {}; i++)); do echo \"$node\"; done; done > \"$node_file\" || exit 1\n",
+        script.node_tasks()
+    );
+    if script.num_nodes() > 1 {
+        text.push_str(
+            "if [ -n \"${SLURM_JOB_ID-}\" ]; then export SLURM_HOSTFILE=$node_file SLURM_DISTRIBUTION=arbitrary SLURM_OVERLAP=1; fi\n",
+        );
+    }
     text
 }
 
