@@ -137,7 +137,14 @@ pub fn read(qsubmit: &Path, now: Timestamp) -> Result<Vec<Aside>, RecordError> {
 /// When the file can't be read.
 pub fn avoided(qsubmit: &Path, now: Timestamp) -> Result<Vec<String>, RecordError> {
     let known = read(qsubmit, now)?;
-    Ok(known.into_iter().filter(|aside| aside.until > now).map(|aside| aside.node).collect())
+    let names = known.into_iter().filter(|aside| aside.until > now).map(|aside| aside.node);
+    Ok(names.filter(|name| is_name(name)).collect())
+}
+
+/// Whether a text can be a node's name. Names come from reports, and what is none must not reach a command line.
+fn is_name(text: &str) -> bool {
+    let letters = |letter: char| letter.is_ascii_alphanumeric() || "._-".contains(letter);
+    !text.is_empty() && text.len() <= 253 && text.chars().all(letters) && !text.starts_with('-')
 }
 
 #[cfg(test)]
@@ -224,6 +231,11 @@ mod tests {
         let avoided = |minutes| avoided(folder.path(), now() + TimeDelta::minutes(minutes)).unwrap();
         assert_eq!(avoided(29), ["n7"]);
         assert!(avoided(31).is_empty());
+        let names = ["n7' || rm -rf /", "a\nb", "-x", "", "n[1-4]", "n-7.example_1"];
+        let odd: Vec<Aside> = names.iter().map(|node| Aside { node: (*node).into(), ..aside[0].clone() }).collect();
+        let other = tempfile::tempdir().unwrap();
+        records::write(&path(other.path()), &odd, false).unwrap();
+        assert_eq!(super::avoided(other.path(), now()).unwrap(), ["n-7.example_1"]);
         // What led to it does not count again; three new failures do.
         let later = now() + TimeDelta::minutes(31);
         let known = read(folder.path(), later).unwrap();

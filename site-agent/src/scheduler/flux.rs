@@ -44,7 +44,7 @@ impl Adapter for Flux {
         let avoid = format!("--requires=-host:{}", spec.avoid.join(","));
         let script = spec.script.display().to_string();
         let mut args = vec!["batch", &name, &output];
-        if !spec.avoid.is_empty() {
+        if !spec.avoid.is_empty() && !spec.says("--requires") {
             args.push(&avoid);
         }
         args.push(&script);

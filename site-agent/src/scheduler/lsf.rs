@@ -5,7 +5,12 @@ pub mod history;
 pub mod nodes;
 pub mod parse;
 
-use std::{collections::BTreeMap, fs::File, time::Duration};
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    io::{self, Seek, Write},
+    time::Duration,
+};
 
 use chrono::Utc;
 use copal_schemas::{
@@ -62,17 +67,11 @@ impl Lsf {
 
 impl Adapter for Lsf {
     async fn submit(&self, spec: &SubmitSpec) -> Result<SchedulerId, SubmitError> {
-        let script = File::open(&spec.script)
+        let script = self::script(spec)
             .map_err(|source| SubmitError::Unsure(RecordError { path: spec.script.clone(), source }.into()))?;
         let output = spec.output.display().to_string();
-        let others = spec.avoid.iter().map(|node| format!("hname!='{node}'")).collect::<Vec<_>>().join(" && ");
-        let select = format!("select[{others}]");
         // A job that is rerun would run a second launcher under the same BatchJob.
-        let mut args = vec!["-J", &spec.key, "-o", &output, "-rn"];
-        if !others.is_empty() {
-            // Beside a requirement of the script's own.
-            args.extend(["-R", &select]);
-        }
+        let args = ["-J", &spec.key, "-o", &output, "-rn"];
         let answer =
             RUNNER.run_with("bsub", &args, script.into()).await.map_err(|error| SubmitError::Unsure(error.into()))?;
         SubmitReply::read("bsub", &answer, parse::job_id).outcome("bsub")
@@ -107,6 +106,21 @@ impl Adapter for Lsf {
         }
         Ok(())
     }
+}
+
+/// The script as bsub gets it. Which hosts it must not get is a line of its own behind the first: requirements of several
+/// lines add up, where one on the command line would replace them.
+fn script(spec: &SubmitSpec) -> io::Result<File> {
+    if spec.avoid.is_empty() {
+        return File::open(&spec.script);
+    }
+    let others: Vec<String> = spec.avoid.iter().map(|node| format!("hname!='{node}'")).collect();
+    let text = fs::read_to_string(&spec.script)?;
+    let (first, rest) = text.split_once('\n').unwrap_or((&text, ""));
+    let mut file = tempfile::tempfile()?;
+    write!(file, "{first}\n#BSUB -R \"select[{}]\"\n{rest}", others.join(" && "))?;
+    file.rewind()?;
+    Ok(file)
 }
 
 /// What the hosts of the cluster do. Which of them a queue may use, LSF does not tell in one form.

@@ -258,6 +258,14 @@ impl<A: Adapter> Scheduler for A {
     }
 }
 
+impl SubmitSpec {
+    /// Whether the script has a directive with this option: one on the command line would replace its value.
+    fn says(&self, option: &str) -> bool {
+        let text = std::fs::read(&self.script).unwrap_or_default();
+        String::from_utf8_lossy(&text).lines().any(|line| line.starts_with('#') && line.contains(option))
+    }
+}
+
 /// The scheduler's ids of jobs.
 fn ids(jobs: &[Tracked]) -> Vec<&str> {
     jobs.iter().map(|job| job.id.0.as_str()).collect()

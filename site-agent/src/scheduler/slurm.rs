@@ -60,7 +60,7 @@ impl Adapter for Slurm {
         let avoid = format!("--exclude={}", spec.avoid.join(","));
         // A job that is requeued would run a second launcher under the same BatchJob.
         let mut args = vec!["--parsable", "--no-requeue", "-J", &spec.key, "-o", &output];
-        if !spec.avoid.is_empty() {
+        if !spec.avoid.is_empty() && !spec.says("--exclude") {
             args.push(&avoid);
         }
         args.push(&script);

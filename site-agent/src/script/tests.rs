@@ -1,4 +1,7 @@
-use copal_client::{SiteDir, platforms::platforms};
+use copal_client::{
+    SiteDir,
+    platforms::{Platform, platforms},
+};
 use copal_schemas::{
     BatchJobId, SiteId, StringMap,
     batch_job::{BatchJob, BatchJobState, JobMode},
@@ -162,6 +165,38 @@ proptest! {
     #[test]
     fn quoted_texts_are_one_word(text in "[^\\p{Cc}]{0,20}") {
         prop_assert_eq!(shlex::split(&quote(&text)).unwrap(), [text]);
+    }
+}
+
+/// How many words each line of a script has, directives included, when every optional param has this value. A comment
+/// with an apostrophe in it is no line of words.
+fn words(platform: &Platform, value: &str, tag: &str) -> Result<Vec<Option<usize>>, ScriptError> {
+    let settings: Settings = serde_json::from_value(serde_saphyr_value(&platform.settings_for(SiteId(3)))).unwrap();
+    let names: Vec<&str> = settings.scheduler.optional_batch_job_params.keys().map(String::as_str).collect();
+    let params: Vec<(&str, &str)> = names.iter().map(|name| (*name, value)).collect();
+    let request = BatchJob { optional_params: map(&params), filter_tags: map(&[("tag", tag)]), ..batch_job() };
+    let template = JobTemplate::new(Path::new("job-template.sh"), platform.job_template, &names)?;
+    let script = template.render(&context(&settings, &request))?;
+    let count = |line: &str| shlex::split(line.trim_start_matches('#')).map(|words| words.len());
+    Ok(script.lines().map(count).collect())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(32))]
+
+    /// Whatever a value holds, it is refused or stays one word in its place: no line and no option more.
+    #[test]
+    fn values_stay_in_their_place(value in "[ -~\u{a0}-\u{2fff}]{1,16}", tag in "[^\\p{Cc}]{0,12}") {
+        // Brings lines in.
+        prop_assume!(value != "yes");
+        for platform in platforms() {
+            let usual = words(platform, "x", "x").unwrap();
+            prop_assert!(usual.iter().flatten().count() > 3);
+            match words(platform, &value, &tag) {
+                Err(ScriptError::Value { .. }) => {}
+                shape => prop_assert_eq!(shape.unwrap(), usual, "{}: {:?}", platform.name, value),
+            }
+        }
     }
 }
 

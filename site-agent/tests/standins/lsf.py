@@ -28,7 +28,7 @@ def bsub(arguments):
     inside = options().parse_args(cluster.directives(script, "#BSUB"))
     if inside.q == "nosuch":
         fail("nosuch: No such queue. Job not submitted.", 255)
-    avoid = [name for text in given.R for name in re.findall("hname!='([^']*)'", text)]
+    avoid = [name for text in inside.R for name in re.findall("hname!='([^']*)'", text)]
     number = cluster.submit(given.J, script, given.o, int(inside.n or 1), int(inside.W or 60), inside.q, environment, avoid)
     if number is None:
         fail("Failed in LSF library call: communication error", 255)
