@@ -14,6 +14,7 @@ use copal_schemas::{
 use crate::{
     agent::programs,
     script::{JobTemplate, context::ScriptContext},
+    staging::{Location, Secrets},
 };
 
 /// Checks a Site; writes what is right and what is wrong to `out`.
@@ -38,6 +39,13 @@ pub fn run(site: &SiteDir, out: &mut impl Write) -> anyhow::Result<()> {
         match wrong.is_empty() {
             true => writeln!(out, "App {name} is right")?,
             false => mistakes.extend(wrong.into_iter().map(|mistake| format!("App {name}: {mistake}"))),
+        }
+    }
+    let secrets = Secrets::new(site, &settings.transfers);
+    for (alias, url) in &settings.transfers.transfer_locations {
+        match Location::parse(alias, url).and_then(|_| secrets.of(alias)) {
+            Ok(_) => writeln!(out, "location {alias} is right")?,
+            Err(error) => mistakes.push(error.message),
         }
     }
     for mistake in &mistakes {

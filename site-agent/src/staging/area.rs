@@ -127,10 +127,17 @@ impl Area {
         if let Err(error) = self.write_through(items.iter().map(|(from, _)| from.as_path()), files) {
             return items.iter().map(|_| Err(error.clone())).collect();
         }
+        let data = match Root::open(&self.data) {
+            Ok(data) => data,
+            Err(error) => {
+                let error = StagingError::writing(self.data.display(), &error);
+                return items.iter().map(|_| Err(error.clone())).collect();
+            }
+        };
         let moved: Vec<Result<(), StagingError>> = checked
             .into_iter()
             .zip(items)
-            .map(|(checked, (from, place))| checked.and_then(|_| self.move_in(from, place)))
+            .map(|(checked, (from, place))| checked.and_then(|_| self.move_in(&data, from, place)))
             .collect();
         let folders = items.iter().map(|(_, place)| self.data.join(&place.workdir));
         if files > SINGLE_SYNCS {
@@ -154,9 +161,8 @@ impl Area {
         Ok(())
     }
 
-    fn move_in(&self, from: &Path, place: &Place) -> Result<(), StagingError> {
+    fn move_in(&self, data: &Root, from: &Path, place: &Place) -> Result<(), StagingError> {
         let shown = self.data.join(&place.workdir).join(&place.local_path);
-        let data = Root::open(&self.data).map_err(|error| StagingError::writing(self.data.display(), &error))?;
         let workdir = data.folder(Path::new(&place.workdir))?;
         let failed = |errno: Errno| StagingError::writing(shown.display(), &errno.into());
         if place.recursive {

@@ -22,7 +22,7 @@ use super::{
 };
 
 /// Reports that are taken at once: files that get their names together.
-const AT_ONCE: usize = 1_000;
+const AT_ONCE: usize = 5_000;
 
 /// What one transfer has to say.
 #[derive(Clone, Debug)]

@@ -242,11 +242,16 @@ impl Stager {
         let mut groups: BTreeMap<(String, bool), Vec<DueTransfer>> = BTreeMap::new();
         let known: BTreeSet<TransferId> =
             self.batches.values().flat_map(|batch| batch.transfers.keys().copied()).collect();
-        for due in due.into_iter().filter(|due| !known.contains(&due.transfer.id)) {
+        let mut patches = Vec::new();
+        for due in due {
+            if known.contains(&due.transfer.id) {
+                // Somebody took it back while it is carried.
+                patches.push(patch(due.transfer.id, state(TransferState::Active)));
+                continue;
+            }
             let way = due.transfer.direction == Direction::In;
             groups.entry((due.transfer.location_alias.clone(), way)).or_default().push(due);
         }
-        let mut patches = Vec::new();
         let mut batches = Vec::new();
         for group in groups.into_values() {
             for part in group.chunks(limit) {

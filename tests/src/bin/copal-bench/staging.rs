@@ -131,16 +131,15 @@ fn name(index: usize) -> String {
 
 fn settings(stage: &Stage, server: &SshServer, web: &WebServer, depot: &Path) {
     fs::create_dir_all(depot).expect("an own folder");
-    let transfers = json!({
-        "transfer_locations": {
-            "there": format!("rsync://{}{}", server.authority(), depot.display()),
-            "web": format!("http://{}", web.authority()),
-        },
-        "ssh_options": server.options(),
-        "retry_wait_sec": 0.1,
+    let locations = json!({
+        "there": format!("rsync://{}{}", server.authority(), depot.display()),
+        "web": format!("http://{}", web.authority()),
     });
-    let text = format!("site_id: {}\ntransfers: {transfers}\n", stage.site_id);
-    fs::write(stage.site().join("settings.yml"), text).expect("an own folder");
+    let file = stage.site().join("settings.yml");
+    let text = fs::read_to_string(&file).expect("`site init` made it");
+    let lines =
+        format!("transfer_locations: {locations}\n  ssh_options: {}\n  retry_wait_sec: 0.1", json!(server.options()));
+    fs::write(file, text.replace("transfer_locations: {}", &lines)).expect("an own folder");
     stage.copal(&["site", "sync"]);
 }
 

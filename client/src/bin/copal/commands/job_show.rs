@@ -7,6 +7,7 @@ use copal_schemas::{
     job::{Attempt, Job},
     problem::ErrorCode,
     resources::ResourceShape,
+    transfer::{Direction, TransferItem},
 };
 use serde_json::Value;
 
@@ -34,12 +35,17 @@ pub(super) async fn show(context: Context, id: i64) -> Result<()> {
     events.reverse();
     let apps = client.list_apps(&[]).await?;
     let app = apps.iter().find(|app| app.id == job.app_id);
+    let transfers = match app {
+        Some(app) if app.transfers.is_empty() => Vec::new(),
+        _ => client.list_transfers_of(id).await?,
+    };
     let sites = context.sites(&client, Some("all")).await?;
     let place = Place {
         app: app.map_or_else(|| job.app_id.to_string(), |app| format!("{} ({})", app.name, app.id)),
         site: app.map_or_else(|| "-".into(), |app| format!("{} ({})", sites.name(app.site_id), app.site_id)),
     };
-    context.out.text(&text(&job, &place, &attempts, &events, context.clock, context.out.width()))
+    let told = Told { attempts, transfers, events };
+    context.out.text(&text(&job, &place, &told, context.clock, context.out.width()))
 }
 
 /// The failure of a command that is about one Job.
@@ -58,8 +64,20 @@ struct Place {
     site: String,
 }
 
-fn text(job: &Job, place: &Place, attempts: &[Attempt], events: &[Event], clock: Clock, width: Option<u16>) -> String {
+/// What the service tells of a Job beside its fields.
+struct Told {
+    attempts: Vec<Attempt>,
+    transfers: Vec<TransferItem>,
+    events: Vec<Event>,
+}
+
+fn text(job: &Job, place: &Place, told: &Told, clock: Clock, width: Option<u16>) -> String {
+    let Told { attempts, transfers, events } = told;
     let mut text = fields(job, place, clock).render(width);
+    if !transfers.is_empty() {
+        text.push_str("\nTransfers\n");
+        text.push_str(&staging(transfers).render(width));
+    }
     if !attempts.is_empty() {
         text.push_str("\nRuns\n");
         text.push_str(&runs(attempts, clock).render(width));
@@ -128,6 +146,23 @@ pub(super) fn shape(shape: &ResourceShape) -> String {
         parts.push(format!("{mem_mb} MiB a node"));
     }
     parts.join(", ")
+}
+
+fn staging(transfers: &[TransferItem]) -> Table {
+    let mut table = Table::new(["WAY", "STATE", "FILE", "LOCATION", "SIZE", "ERROR"]);
+    for transfer in transfers {
+        let info = &transfer.transfer_info;
+        let state = serde_json::json!(transfer.state);
+        table.row([
+            cell(if transfer.direction == Direction::In { "in" } else { "out" }),
+            cell(state.as_str().unwrap_or_default()),
+            cell(&transfer.local_path),
+            cell(format!("{}:{}", transfer.location_alias, transfer.remote_path)),
+            maybe(info.get("bytes").and_then(Value::as_i64).map(human::size)),
+            maybe(info.get("error").and_then(Value::as_str)),
+        ]);
+    }
+    table
 }
 
 fn runs(attempts: &[Attempt], clock: Clock) -> Table {
@@ -207,7 +242,15 @@ mod tests {
         insta::assert_snapshot!(at_both_widths(|| fields(&job, &place, clock)));
         insta::assert_snapshot!(at_both_widths(|| runs(&attempts, clock)));
         insta::assert_snapshot!(at_both_widths(|| history(&events, clock)));
-        let text = text(&job, &place, &attempts, &events, clock, None);
+        let transfers: Vec<TransferItem> = serde_json::from_value(json!([
+            {"id": 1, "job_id": 7, "state": "done", "direction": "in", "local_path": "input.dat", "remote_path": "/in/1.dat",
+             "location_alias": "home", "recursive": false, "task_id": "", "transfer_info": {"bytes": 2_048}},
+            {"id": 2, "job_id": 7, "state": "inactive", "direction": "in", "local_path": "tables", "remote_path": "/tables",
+             "location_alias": "web", "recursive": true, "task_id": "", "transfer_info": {"error": "network: refused"}},
+        ]))
+        .unwrap();
+        let told = Told { attempts, transfers, events };
+        let text = text(&job, &place, &told, clock, None);
         insta::assert_snapshot!(anstream::adapter::strip_str(&text), @r"
         Job          7
         State        FAILED
@@ -224,6 +267,11 @@ mod tests {
         BatchJob     2
         Exit code    3
         data.energy  -1.5
+
+        Transfers
+        WAY  STATE     FILE       LOCATION        SIZE     ERROR
+        in   done      input.dat  home:/in/1.dat  2.0 KiB  -
+        in   inactive  tables     web:/tables     -        network: refused
 
         Runs
         RUN  STATE      EXIT  STARTED              TOOK  CPU    MEMORY   NODES   BATCHJOB
