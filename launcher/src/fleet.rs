@@ -73,6 +73,8 @@ pub struct Fleet {
     setup: Setup,
     members: Vec<Member>,
     connections: u64,
+    /// Tells this launcher's things from those of any other.
+    nonce: u64,
     events: UnboundedSender<FromFleet>,
     key_file: Option<PathBuf>,
     listener: Option<JoinHandle<()>>,
@@ -83,7 +85,7 @@ impl Fleet {
     #[must_use]
     pub fn new(program: PathBuf, setup: Setup, count: usize, events: UnboundedSender<FromFleet>) -> Self {
         let members = (0..count).map(|_| Member::default()).collect();
-        Self { program, setup, members, connections: 0, events, key_file: None, listener: None }
+        Self { program, setup, members, connections: 0, nonce: rand::random(), events, key_file: None, listener: None }
     }
 
     /// Starts a worker on this machine.
@@ -114,7 +116,8 @@ impl Fleet {
 
     /// Tells a worker that is there how to work; from now on it gets tasks.
     pub fn admit(&mut self, worker: usize, connection: Connection) {
-        drop(connection.to.send(ToWorker::Setup(self.setup.clone())));
+        let setup = Setup { group: self.group(connection.number), ..self.setup.clone() };
+        drop(connection.to.send(ToWorker::Setup(setup)));
         self.members[worker].connection = Some(connection);
     }
 
@@ -182,6 +185,12 @@ impl Fleet {
             self.members[worker].connection = None;
         }
         is_current
+    }
+
+    /// The name of a worker's control group, by the number of its connection.
+    #[must_use]
+    pub fn group(&self, number: u64) -> String {
+        format!("copal-{:016x}-{number}", self.nonce)
     }
 
     /// The processes of this machine that belong to workers which are there.

@@ -82,6 +82,8 @@ pub struct Task {
     pub limit_sec: Option<f64>,
     /// What it is sent before that.
     pub checkpoint: Option<CheckpointSignal>,
+    /// Whether it gets a control group of its own, where one may be made.
+    pub own_group: bool,
 }
 
 /// Why a run was ended from outside.
@@ -107,6 +109,8 @@ pub struct Setup {
     pub kill_grace_sec: f64,
     /// Lines of output kept from a run that failed.
     pub tail_lines: usize,
+    /// The name of the control group below which its runs have theirs. No other worker has it.
+    pub group: String,
 }
 
 /// From the head to a worker.

@@ -5,6 +5,7 @@ mod support;
 
 use std::time::{Duration, Instant};
 
+use copal_launcher::process::group::Groups;
 use copal_launcher::protocol::{Cause, CheckpointSignal, Event, Outcome, Program, RunId, ToWorker};
 use copal_schemas::app_file::OutputMode;
 use support::{Head, is_alive, read_pid, shell, slot, task};
@@ -131,6 +132,50 @@ fn pitfall_094_a_tree_that_ignores_term_and_double_forks_is_gone() {
     assert_eq!((ended.outcome, ended.cause), (Outcome::Signaled(libc::SIGKILL), Some(Cause::Cancelled)));
     assert!(start.elapsed() < Duration::from_secs(5));
     assert!(!is_alive(pid), "{pid} lives");
+}
+
+#[test]
+fn pitfall_094_a_run_with_a_group_takes_its_strangers_along_while_others_go_on() {
+    let Some(groups) = Groups::make(&format!("copal-probe-{}", std::process::id())) else {
+        eprintln!("skipped: no control group may be made here");
+        return;
+    };
+    groups.remove();
+    let mut head = Head::start();
+    let (folder, other) = (head.folder("tree"), head.folder("other"));
+    let mut grouped = task(1, &folder, stubborn(&folder));
+    grouped.own_group = true;
+    head.run(grouped);
+    head.run(task(2, &other, shell(&format!("echo > {other}/up; exec sleep 600"))));
+    let pid = read_pid(&format!("{folder}/pid"));
+    support::wait_for_file(&format!("{folder}/ready"));
+    support::wait_for_file(&format!("{other}/up"));
+    head.kill(&[1], Cause::Cancelled, 0.3);
+    let ended = head.end_of(1);
+    // Nothing but the group says whose it is.
+    assert!(!is_alive(pid), "{pid} lives");
+    assert_eq!(ended.cause, Some(Cause::Cancelled));
+    head.kill(&[2], Cause::EndOfTime, 1.0);
+    assert_eq!(head.end_of(2).outcome, Outcome::Signaled(libc::SIGTERM));
+}
+
+#[test]
+fn a_group_counts_what_nobody_waited_for() {
+    let Some(groups) = Groups::make(&format!("copal-probe-{}", std::process::id())) else {
+        eprintln!("skipped: no control group may be made here");
+        return;
+    };
+    groups.remove();
+    let mut head = Head::start();
+    let folder = head.folder("busy");
+    // The first process only waits, for one that is not its child.
+    let busy = "i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done";
+    let script = format!("mkfifo gate; ( setsid sh -c '{busy}; echo > gate' & ); read x < gate");
+    let mut grouped = task(1, &folder, shell(&script));
+    grouped.own_group = true;
+    head.run(grouped);
+    let with_group = head.end_of(1).cpu_sec.unwrap();
+    assert!(with_group > 0.02, "{with_group}");
 }
 
 #[test]

@@ -97,6 +97,7 @@ impl Workshop {
             output: app.spec().output,
             limit_sec: job.walltime_limit_min.map(|minutes| f64::from(minutes) * 60.0),
             checkpoint,
+            own_group: job.mem_mb.is_some(),
         })
     }
 

@@ -2,6 +2,7 @@
 //! the last lines of what it said. No Jobs, no frames, no async runtime: that is `worker`'s.
 
 pub mod end;
+pub mod group;
 pub mod spawn;
 pub mod tail;
 pub mod tree;

@@ -1,5 +1,5 @@
-//! Starting one program in a folder with its output in a file. Only what the standard library does by
-//! `posix_spawn` is used: a fork copies the page tables of the parent, for every Job.
+//! Starting one program in a folder with its output in a file. But for runs with a control group, only what the
+//! standard library does by `posix_spawn` is used: a fork copies the page tables of the parent, for every Job.
 
 use std::{
     env,
@@ -16,6 +16,8 @@ use std::{
 
 use copal_schemas::StringMap;
 
+use super::group::Group;
+
 /// What to start.
 #[derive(Debug)]
 pub struct Spec<'a> {
@@ -30,6 +32,8 @@ pub struct Spec<'a> {
     pub unset: &'a [&'a str],
     /// Where standard output and error go; `None` throws them away.
     pub output: Option<File>,
+    /// The control group that it is in from its start.
+    pub group: Option<&'a Group>,
 }
 
 /// Why a program could not be started.
@@ -212,6 +216,9 @@ pub fn spawn(spec: Spec<'_>) -> Result<Child, SpawnError> {
             command.stdout(Stdio::null()).stderr(Stdio::null());
         }
     }
+    if let Some(group) = spec.group {
+        group.join_at_start(&mut command);
+    }
     command.spawn().map_err(|source| explain(program, spec.workdir, source))
 }
 
@@ -288,7 +295,7 @@ mod tests {
         let argv: Vec<String> = argv.iter().map(|word| (*word).into()).collect();
         make_workdir(workdir)?;
         let (output, _) = open_output(workdir, 0)?;
-        spawn(Spec { argv: &argv, workdir, env: &StringMap::new(), unset: &[], output: Some(output) })
+        spawn(Spec { argv: &argv, workdir, env: &StringMap::new(), unset: &[], output: Some(output), group: None })
     }
 
     fn script(folder: &Path, name: &str, text: &str, mode: u32) -> String {
@@ -341,8 +348,14 @@ mod tests {
         for (earlier_runs, word) in [(0, "zero"), (1, "one"), (2, "two")] {
             let (output, _) = open_output(folder.path(), earlier_runs).unwrap();
             let argv = ["echo".to_owned(), word.to_owned()];
-            let spec =
-                Spec { argv: &argv, workdir: folder.path(), env: &StringMap::new(), unset: &[], output: Some(output) };
+            let spec = Spec {
+                argv: &argv,
+                workdir: folder.path(),
+                env: &StringMap::new(),
+                unset: &[],
+                output: Some(output),
+                group: None,
+            };
             spawn(spec).unwrap().wait().unwrap();
         }
         assert_eq!(

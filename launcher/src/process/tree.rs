@@ -8,6 +8,7 @@
 use std::{
     collections::{HashMap, HashSet},
     fs,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -19,7 +20,7 @@ use nix::{
     unistd::Pid,
 };
 
-use super::end;
+use super::{end, group::Group};
 
 /// The variable that says to which run a process belongs.
 pub const MARKER: &str = "COPAL_RUN";
@@ -108,6 +109,7 @@ pub struct Tree {
     marker: String,
     takes_unmarked: bool,
     known: HashSet<i32>,
+    group: Option<Arc<Group>>,
 }
 
 impl Tree {
@@ -115,7 +117,20 @@ impl Tree {
     /// environment has `marker`.
     #[must_use]
     pub fn new(leader: Pid, marker: impl Into<String>) -> Self {
-        Self { leader: leader.as_raw(), marker: marker.into(), takes_unmarked: false, known: HashSet::new() }
+        Self {
+            leader: leader.as_raw(),
+            marker: marker.into(),
+            takes_unmarked: false,
+            known: HashSet::new(),
+            group: None,
+        }
+    }
+
+    /// Counts in what is in the run's control group, where it has one.
+    #[must_use]
+    pub fn with_group(mut self, group: Option<Arc<Group>>) -> Self {
+        self.group = group;
+        self
     }
 
     /// Counts orphans without a marker in too: right where no other run can have started them.
@@ -129,11 +144,13 @@ impl Tree {
         let all = snapshot();
         let own = i32::try_from(std::process::id()).unwrap_or_default();
         let ours = below(&all, own);
+        let in_group: HashSet<i32> = self.group.iter().flat_map(|group| group.pids()).collect();
         let mut found: HashSet<i32> = below(&all, self.leader).iter().map(|process| process.pid).collect();
         let is_root = |process: &&Process| {
             process.pid != self.leader
                 && (process.group == self.leader
                     || self.known.contains(&process.pid)
+                    || in_group.contains(&process.pid)
                     || (process.parent == own && self.is_own_orphan(process.pid)))
         };
         let roots: Vec<i32> = ours.iter().filter(is_root).map(|process| process.pid).collect();
@@ -178,6 +195,9 @@ impl Tree {
                 return;
             }
             if now >= kill_at {
+                if let Some(group) = &self.group {
+                    group.kill();
+                }
                 for pid in &members {
                     let _ = kill(Pid::from_raw(*pid), Signal::SIGKILL);
                 }

@@ -80,6 +80,9 @@ pub fn run(args: &WorkerArgs) -> Result<()> {
     if strays > 0 {
         warn!(strays, "killed processes that outlived their Jobs");
     }
+    if let Some(groups) = &shared.groups {
+        groups.remove();
+    }
     // The last reports are on their way when the reporter has ended, which it does when nobody can report.
     shared.close_reports();
     drop(reporter.join());

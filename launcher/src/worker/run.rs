@@ -12,6 +12,7 @@ use super::table::{Shared, never_started, seconds};
 use crate::{
     process::{
         end::{self, Exit},
+        group::Group,
         spawn::{self, SpawnError, Spec},
         tail::tail,
         tree::{MARKER, Tree},
@@ -111,7 +112,9 @@ fn run(shared: &Shared, slot: &Slot, task: &Task) -> Ended {
     }
     let start = Utc::now();
     let workdir = Path::new(&task.workdir);
-    let leader = match launch(shared, slot, task, workdir) {
+    let groups = shared.groups.as_ref().filter(|_| task.own_group);
+    let group = groups.and_then(|groups| groups.group(task.run.0)).map(Arc::new);
+    let leader = match launch(shared, slot, task, workdir, group.as_deref()) {
         Ok(leader) => leader,
         Err(error) => {
             let outcome = Outcome::NotStarted { reason: error.reason().into(), message: error.sentence() };
@@ -121,7 +124,8 @@ fn run(shared: &Shared, slot: &Slot, task: &Task) -> Ended {
     let mut table = shared.table();
     table.report(Event::Started { run: task.run, slot: slot.id, time: start });
     let grace = seconds(shared.setup.kill_grace_sec);
-    let is_due = table.runs.get_mut(&task.run).is_some_and(|entry| entry.started(leader, task.limit_sec, grace));
+    let is_due =
+        table.runs.get_mut(&task.run).is_some_and(|entry| entry.started(leader, group.clone(), task.limit_sec, grace));
     drop(table);
     if is_due {
         shared.warden.notify_all();
@@ -144,10 +148,15 @@ fn run(shared: &Shared, slot: &Slot, task: &Task) -> Ended {
     };
     match cause {
         // What a run leaves in its group when it ends by itself holds CPUs that are not its own any more.
-        None => drop(nix::sys::signal::killpg(leader, Signal::SIGKILL)),
+        None => {
+            let _ = nix::sys::signal::killpg(leader, Signal::SIGKILL);
+            if let Some(group) = &group {
+                group.kill();
+            }
+        }
         // A shell dies of TERM before the program that it runs: that one keeps its grace.
         Some(_) => {
-            let mut tree = Tree::new(leader, shared.marker(task.run));
+            let mut tree = Tree::new(leader, shared.marker(task.run)).with_group(group.clone());
             if is_last {
                 tree.take_unmarked();
             }
@@ -165,6 +174,7 @@ fn run(shared: &Shared, slot: &Slot, task: &Task) -> Ended {
             (Outcome::NotStarted { reason: "lost".into(), message }, None)
         }
     };
+    let used = group.map(|group| group.used()).unwrap_or_default();
     let failed = outcome != Outcome::Exited(0) || cause.is_some();
     let tail = match task.output {
         OutputMode::File if failed => tail(&workdir.join("job.out"), shared.setup.tail_lines).unwrap_or_default(),
@@ -178,14 +188,15 @@ fn run(shared: &Shared, slot: &Slot, task: &Task) -> Ended {
         cause,
         start,
         end: finish,
-        peak_memory_bytes: usage.map(|usage| usage.peak_memory_bytes),
-        cpu_sec: usage.map(|usage| usage.cpu_sec),
+        // A group knows all of its processes, the system's account only those that were waited for.
+        peak_memory_bytes: used.peak_memory_bytes.max(usage.map(|usage| usage.peak_memory_bytes)),
+        cpu_sec: usage.map(|usage| used.cpu_sec.unwrap_or_default().max(usage.cpu_sec)),
         tail,
     }
 }
 
 /// Starts the run's first process.
-fn launch(shared: &Shared, slot: &Slot, task: &Task, workdir: &Path) -> Result<Pid, SpawnError> {
+fn launch(shared: &Shared, slot: &Slot, task: &Task, workdir: &Path, group: Option<&Group>) -> Result<Pid, SpawnError> {
     spawn::make_workdir(workdir)?;
     let output = match task.output {
         OutputMode::File => Some(spawn::open_output(workdir, task.earlier_runs)?.0),
@@ -203,7 +214,7 @@ fn launch(shared: &Shared, slot: &Slot, task: &Task, workdir: &Path) -> Result<P
         }
     };
     let unset: Vec<&str> = task.unset.iter().chain(&slot.unset).map(String::as_str).collect();
-    let child = spawn::spawn(Spec { argv, workdir, env: &env, unset: &unset, output })?;
+    let child = spawn::spawn(Spec { argv, workdir, env: &env, unset: &unset, output, group })?;
     // The handle is dropped: it neither kills nor waits, `reap` does.
     Ok(Pid::from_raw(i32::try_from(child.id()).unwrap_or_default()))
 }

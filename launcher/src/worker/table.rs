@@ -3,7 +3,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
-    sync::{Condvar, Mutex, MutexGuard, PoisonError, mpsc::Sender},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc::Sender},
     time::{Duration, Instant},
 };
 
@@ -14,6 +14,7 @@ use nix::{
 };
 
 use super::cpus::Cpus;
+use crate::process::group::{Group, Groups};
 use crate::protocol::{Cause, CheckpointSignal, Ended, Event, Outcome, RunId, Setup, Slot, Task};
 
 /// The next blow against a run.
@@ -40,6 +41,8 @@ pub(super) struct Entry {
     pub(super) checkpoint: Option<CheckpointSignal>,
     /// Seconds between TERM and KILL.
     pub(super) grace: Duration,
+    /// Its control group, where it has one.
+    pub(super) group: Option<Arc<Group>>,
     /// When which blow is due.
     pub(super) due: Option<(Instant, Blow)>,
     /// When it is killed at the latest, once it is being ended.
@@ -79,6 +82,8 @@ pub(super) struct Shared {
     empty: Condvar,
     /// The CPUs of this process.
     pub(super) cpus: Cpus,
+    /// Control groups for runs, where they may be made.
+    pub(super) groups: Option<Groups>,
     /// How to work.
     pub(super) setup: Setup,
     /// Tells this worker's runs from those of any other.
@@ -95,6 +100,7 @@ impl Shared {
             janitor: Condvar::new(),
             empty: Condvar::new(),
             cpus: Cpus::default(),
+            groups: Groups::make(&setup.group),
             setup,
             nonce: format!("{:016x}", rand::random::<u64>()),
         }
@@ -194,6 +200,7 @@ impl Table {
             cause: None,
             checkpoint: task.checkpoint,
             grace: seconds(grace_sec),
+            group: None,
             due: None,
             kill_at: None,
         };
@@ -298,8 +305,15 @@ impl Entry {
     }
 
     /// The run has started: its own limit begins to count. Whether something is due.
-    pub(super) fn started(&mut self, leader: Pid, limit_sec: Option<f64>, grace: Duration) -> bool {
+    pub(super) fn started(
+        &mut self,
+        leader: Pid,
+        group: Option<Arc<Group>>,
+        limit_sec: Option<f64>,
+        grace: Duration,
+    ) -> bool {
         self.leader = Some(leader);
+        self.group = group;
         if self.cause.is_some() {
             // It was killed while it was being started.
             self.due = Some((Instant::now(), Blow::Term));

@@ -1,7 +1,7 @@
 //! Ends runs whose time is over: checkpoint signal, TERM, KILL, each when it is due. Sleeps until then.
 
 use std::{
-    sync::PoisonError,
+    sync::{Arc, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -10,7 +10,7 @@ use tracing::info;
 
 use super::table::{Blow, Shared, seconds, signal_group};
 use crate::{
-    process::tree::Tree,
+    process::{group::Group, tree::Tree},
     protocol::{Cause, RunId},
 };
 
@@ -20,9 +20,12 @@ const REPEAT: Duration = Duration::from_secs(1);
 /// Works as long as the worker does.
 pub(super) fn watch(shared: &Shared) {
     loop {
-        for (run, leader, signal) in wait_for_blows(shared) {
+        for Strike { run, leader, group, signal } in wait_for_blows(shared) {
             info!(run = run.0, signal = signal.as_str(), "ending a run");
-            let mut tree = Tree::new(leader, shared.marker(run));
+            if let (Some(group), Signal::SIGKILL) = (&group, signal) {
+                group.kill();
+            }
+            let mut tree = Tree::new(leader, shared.marker(run)).with_group(group);
             tree.signal(signal);
             if signal == Signal::SIGTERM {
                 // A stopped process would sleep through it.
@@ -32,8 +35,16 @@ pub(super) fn watch(shared: &Shared) {
     }
 }
 
+/// A signal that is due.
+struct Strike {
+    run: RunId,
+    leader: Pid,
+    group: Option<Arc<Group>>,
+    signal: Signal,
+}
+
 /// Sleeps until something is due; says whom to send what. Checkpoint signals are sent here.
-fn wait_for_blows(shared: &Shared) -> Vec<(RunId, Pid, Signal)> {
+fn wait_for_blows(shared: &Shared) -> Vec<Strike> {
     let mut table = shared.table();
     loop {
         let now = Instant::now();
@@ -56,7 +67,8 @@ fn wait_for_blows(shared: &Shared) -> Vec<(RunId, Pid, Signal)> {
                     Blow::Kill => ((now + REPEAT, Blow::Kill), Some(Signal::SIGKILL)),
                 };
                 entry.due = Some(due);
-                blows.extend(signal.map(|signal| (*run, leader, signal)));
+                let group = entry.group.clone();
+                blows.extend(signal.map(|signal| Strike { run: *run, leader, group, signal }));
             }
             next = entry.due.map(|(at, _)| at).into_iter().chain(next).min();
         }

@@ -29,7 +29,6 @@ fn launch_on_small_disks(service: &Service, arguments: &[&str]) -> bool {
     probe.args(&words[1..]);
     inside(&mut probe);
     if !probe.arg("true").status().is_ok_and(|status| status.success()) {
-        eprintln!("skipped: disks of its own need a mount namespace, which may not be made here");
         return false;
     }
     let mut command = Command::new(words[0]);
@@ -53,6 +52,7 @@ fn pitfall_075_a_workdir_that_cant_be_used_fails_its_job_with_the_reason() {
     job(4, "gone/4", "rm -r ../4; echo nowhere; exit 4");
     job(5, "plain", "true");
     if !launch_on_small_disks(&service, &["-j", "serial", "-t", "10", "--batch-job-id", "7"]) {
+        eprintln!("skipped: disks of its own need a mount namespace, which may not be made here");
         return;
     }
     let data = |id: i64, state: &str| -> Value { service.wait_for(id, state)["state_data"].clone() };

@@ -41,7 +41,11 @@ impl Head {
         let mut head = Self { worker, socket: Some(ours), folder, events: Vec::new() };
         let hello = receive::<FromWorker>(head.socket.as_mut().unwrap()).unwrap();
         assert!(matches!(hello, Some(FromWorker::Hello { hardware: None, .. })), "{hello:?}");
-        head.tell(&ToWorker::Setup(Setup { kill_grace_sec: 1.0, tail_lines: 10 }));
+        head.tell(&ToWorker::Setup(Setup {
+            kill_grace_sec: 1.0,
+            tail_lines: 10,
+            group: format!("copal-test-{:016x}", rand::random::<u64>()),
+        }));
         head
     }
 
@@ -134,6 +138,7 @@ pub fn task(run: u64, workdir: &str, program: Program) -> Task {
         output: OutputMode::File,
         limit_sec: None,
         checkpoint: None,
+        own_group: false,
     }
 }
 

@@ -22,6 +22,8 @@ use crate::{
     stop::Deadline,
 };
 
+/// Above so many ends in a second at a worker, runs get no control groups: each costs a fork.
+const GROUP_RATE: f64 = 20.0;
 /// Seconds of work that a worker has at hand while Jobs end quickly.
 const FOLLOW_SEC: f64 = 0.05;
 
@@ -50,7 +52,7 @@ impl Book {
                 Err(message) => Err(message),
             };
             let task = match task {
-                Ok(task) => task,
+                Ok(task) => self.grouped(task, worker, now),
                 Err(message) => {
                     self.packer.release(placement.job);
                     failed.push(verdict::with_reason(held.job.id, JobState::Failed, Utc::now(), "app", &message));
@@ -72,6 +74,12 @@ impl Book {
             fleet.tell(worker, ToWorker::Start(tasks));
         }
         failed
+    }
+
+    /// Gives a run a control group of its own, unless it is one of very many.
+    fn grouped(&mut self, mut task: Task, worker: usize, now: Instant) -> Task {
+        task.own_group |= self.posts[worker].rate.per_sec(now) < GROUP_RATE;
+        task
     }
 
     fn open_slot(&mut self, placement: &Placement, held: &Held, worker: usize, is_mpi: bool) -> Slot {
@@ -168,6 +176,7 @@ impl Book {
                     self.waiting.add(held);
                     break;
                 };
+                let task = self.grouped(task, worker, now);
                 self.packer.withdraw(held.ask.job);
                 self.note_run(run, held, worker, None);
                 self.posts[worker].followers += 1;

@@ -161,6 +161,7 @@ impl Bench {
             if let Some(found) = lists.find(|(list, _)| list.iter().any(|word| word.ends_with("/sleep"))) {
                 break found;
             }
+            self.check_failed().await;
             tokio::time::sleep(Duration::from_millis(20)).await;
         };
         self.cancel_naps().await;
@@ -169,6 +170,16 @@ impl Bench {
         argv.truncate(program);
         argv.push("/bin/true".into());
         (argv, env)
+    }
+
+    /// Ends the benchmark when a Job has failed, with what is known of it.
+    async fn check_failed(&self) {
+        if let Some(job) = self.stage.api.list("/jobs/?state=FAILED&limit=1").await.first() {
+            let events = self.stage.api.list(&format!("/events/?job_id={}", copal_tests::id(job))).await;
+            let told: Vec<String> =
+                events.iter().map(|event| format!("{} {}", event["to_state"], event["data"])).collect();
+            panic!("Job {} failed: {}; {}", job["id"], told.join(", "), self.stage.launcher_log());
+        }
     }
 
     async fn cancel_naps(&self) {
@@ -264,6 +275,7 @@ impl Bench {
         let start = Instant::now();
         self.stage.create(LONG, |index| self.stage.job("Nap", &shared_folder(index), LONG)).await;
         while self.stage.count("RUNNING").await < LONG {
+            self.check_failed().await;
             assert!(start.elapsed() < Duration::from_secs(60), "{}", self.stage.launcher_log());
             tokio::time::sleep(Duration::from_millis(50)).await;
         }

@@ -1,0 +1,213 @@
+//! Control groups (version 2): where they may be made, a run has one of its own, which holds whatever it starts,
+//! kills all of it at a blow, and knows what it used. Where they may not, runs get along without; [`super::tree`] finds
+//! their processes then.
+
+use std::{
+    fs::{self, File},
+    io,
+    os::{fd::AsRawFd, unix::process::CommandExt},
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use tracing::debug;
+
+/// The group of a worker, below which its runs have theirs.
+#[derive(Debug)]
+pub struct Groups {
+    folder: PathBuf,
+}
+
+/// The group of one run. Removed with this value, once it is empty.
+#[derive(Debug)]
+pub struct Group {
+    folder: PathBuf,
+    /// Who writes here joins.
+    door: File,
+}
+
+/// What the processes of a group used, those that have ended too.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Used {
+    /// The most memory at a time in bytes, where the system counts it.
+    pub peak_memory_bytes: Option<i64>,
+    /// CPU time in seconds.
+    pub cpu_sec: Option<f64>,
+}
+
+impl Groups {
+    /// A group of this name for this process's runs; `None` where none may be made.
+    #[must_use]
+    pub fn make(name: &str) -> Option<Self> {
+        let folder = folder_of(name)?;
+        if let Err(error) = fs::create_dir(&folder) {
+            debug!(folder = %folder.display(), %error, "runs have no control groups");
+            return None;
+        }
+        let groups = Self { folder };
+        // Killing by the group is what it is for; systems before 5.14 can't.
+        if !groups.folder.join("cgroup.kill").exists() {
+            return None;
+        }
+        // Allowed only where somebody delegated the controller; peaks are those of single processes else.
+        let _ = fs::write(groups.folder.join("cgroup.subtree_control"), "+memory");
+        Some(groups)
+    }
+
+    /// A group for a run that is about to start.
+    #[must_use]
+    pub fn group(&self, run: u64) -> Option<Group> {
+        let folder = self.folder.join(format!("run-{run}"));
+        fs::create_dir(&folder).ok()?;
+        match File::options().write(true).open(folder.join("cgroup.procs")) {
+            Ok(door) => Some(Group { folder, door }),
+            Err(_) => {
+                let _ = fs::remove_dir(&folder);
+                None
+            }
+        }
+    }
+
+    /// Removes the group and what is left of those below it, when all runs are over.
+    pub fn remove(&self) {
+        remove(&self.folder);
+    }
+}
+
+/// Kills what a worker of this machine that is gone has left in its group of this name.
+pub fn kill_in(name: &str) {
+    if let Some(folder) = folder_of(name) {
+        let _ = fs::write(folder.join("cgroup.kill"), "1");
+    }
+}
+
+/// Removes such a group and those below it, when their processes are gone.
+pub fn remove_named(name: &str) {
+    if let Some(folder) = folder_of(name) {
+        remove(&folder);
+    }
+}
+
+impl Group {
+    /// Makes the process that this command starts join the group before it is executed, so that nothing it starts is
+    /// ever outside. That costs a fork of this process.
+    #[expect(unsafe_code, reason = "only what runs between fork and exec is certain to come first")]
+    pub fn join_at_start(&self, command: &mut Command) {
+        let door = self.door.as_raw_fd();
+        let join = move || {
+            // SAFETY: the bytes are static, and the command is started while the descriptor is open.
+            // A process that can't join is one without a group.
+            unsafe { libc::write(door, b"0".as_ptr().cast(), 1) };
+            Ok(())
+        };
+        // SAFETY: all that it does is to call write, which is safe at that point.
+        unsafe { command.pre_exec(join) };
+    }
+
+    /// Kills all of its processes, also those that are just being started.
+    pub fn kill(&self) {
+        if let Err(error) = fs::write(self.folder.join("cgroup.kill"), "1") {
+            debug!(%error, "can't kill by a control group");
+        }
+    }
+
+    /// Its living processes.
+    #[must_use]
+    pub fn pids(&self) -> Vec<i32> {
+        let text = fs::read_to_string(self.folder.join("cgroup.procs")).unwrap_or_default();
+        text.lines().filter_map(|line| line.trim().parse().ok()).collect()
+    }
+
+    /// What its processes used so far.
+    #[must_use]
+    pub fn used(&self) -> Used {
+        let read = |file: &str| fs::read_to_string(self.folder.join(file)).ok();
+        let microseconds = |text: String| -> Option<f64> {
+            text.lines().find_map(|line| line.strip_prefix("usage_usec "))?.trim().parse().ok()
+        };
+        Used {
+            peak_memory_bytes: read("memory.peak").and_then(|text| text.trim().parse().ok()),
+            cpu_sec: read("cpu.stat").and_then(microseconds).map(|time| time / 1e6),
+        }
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // One that a process does not leave goes with the worker's.
+        let _ = fs::remove_dir(&self.folder);
+    }
+}
+
+fn remove(folder: &Path) {
+    let inner = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    inner.filter(|path| path.is_dir()).for_each(|path| drop(fs::remove_dir(path)));
+    if let Err(error) = fs::remove_dir(folder)
+        && error.kind() != io::ErrorKind::NotFound
+    {
+        debug!(folder = %folder.display(), %error, "can't remove a control group");
+    }
+}
+
+/// Where a group of this name is: below the group that launcher and workers are in.
+fn folder_of(name: &str) -> Option<PathBuf> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    let own = fs::read_to_string("/proc/self/cgroup").ok()?;
+    Some(own_folder(&mounts, &own)?.join(name))
+}
+
+/// By `41 31 0:38 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw` and `0::/user.slice/…`.
+fn own_folder(mounts: &str, own: &str) -> Option<PathBuf> {
+    let path = own.lines().find_map(|line| line.strip_prefix("0::"))?.trim();
+    let mount =
+        mounts.lines().find(|line| line.split_once(" - ").is_some_and(|(_, end)| end.starts_with("cgroup2 ")))?;
+    let mut fields = mount.split(' ').skip(3);
+    let (root, point) = (fields.next()?, fields.next()?);
+    // Only a part of the hierarchy may be mounted.
+    let below = if root == "/" { path } else { path.strip_prefix(root)? };
+    Some(Path::new(point).join(below.trim_start_matches('/')))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_own_group_is_found_in_whatever_is_mounted() {
+        let unified = "29 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw\n";
+        let found = |mounts: &str, own: &str| own_folder(mounts, own).map(|path| path.display().to_string());
+        assert_eq!(found(unified, "0::/user.slice/a b\n"), Some("/sys/fs/cgroup/user.slice/a b".into()));
+        let hybrid = "40 31 0:37 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,name=systemd\n\
+                      41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n";
+        assert_eq!(found(hybrid, "9:name=systemd:/\n0::/\n"), Some("/sys/fs/cgroup/unified/".into()));
+        let part = "29 23 0:26 /pod /sys/fs/cgroup ro - cgroup2 cgroup2 rw\n";
+        assert_eq!(found(part, "0::/pod/box\n"), Some("/sys/fs/cgroup/box".into()));
+        assert_eq!(found(part, "0::/elsewhere\n"), None);
+        assert_eq!(found("31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n", "0::/\n"), None);
+        assert_eq!(found(unified, "4:memory:/x\n"), None);
+    }
+
+    #[test]
+    fn a_group_holds_what_a_run_starts_and_kills_it_at_a_blow() {
+        let Some(groups) = Groups::make(&format!("copal-test-{}", std::process::id())) else {
+            eprintln!("skipped: no control group may be made here");
+            return;
+        };
+        let script = "setsid sh -c 'trap \"\" TERM; echo; while :; do sleep 600; done' & while :; do sleep 600; done";
+        let group = groups.group(7).unwrap();
+        let mut command = Command::new("sh");
+        group.join_at_start(command.args(["-c", script]).stdout(std::process::Stdio::piped()));
+        let mut child = command.spawn().unwrap();
+        io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut [0]).unwrap();
+        assert!(group.pids().len() >= 3, "{:?}", group.pids());
+        assert!(group.used().cpu_sec.unwrap() > 0.0);
+        group.kill();
+        child.wait().unwrap();
+        while !group.pids().is_empty() {
+            std::thread::yield_now();
+        }
+        drop(group);
+        groups.remove();
+        assert!(!groups.folder.exists());
+    }
+}
