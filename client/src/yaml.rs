@@ -68,6 +68,8 @@ fn with_field(text: &str, error: &serde_saphyr::Error) -> String {
 /// What is wrong and where, without the excerpt of the file that follows on further lines.
 fn first_line(text: &str) -> String {
     let line = text.lines().find(|line| !line.trim().is_empty()).unwrap_or_default().trim();
+    // What follows is for programmers.
+    let line = line.strip_suffix(", set DuplicateKeyPolicy in Options if acceptable").unwrap_or(line);
     line.strip_prefix("error: ").unwrap_or(line).to_owned()
 }
 
@@ -104,5 +106,8 @@ mod tests {
         std::fs::write(&path, "site_id: 3\nlauncher:\n  idle_ttl_sec: [4]\n").unwrap();
         let text = read::<copal_schemas::settings::Settings>(&path).unwrap_err().to_string();
         assert!(text.contains("line 3") && text.contains("launcher.idle_ttl_sec"), "{text}");
+        std::fs::write(&path, "site_id: 3\nsite_id: 4\n").unwrap();
+        let text = read::<copal_schemas::settings::Settings>(&path).unwrap_err().to_string();
+        assert!(text.ends_with("line 2 column 1: duplicate mapping key: site_id"), "{text}");
     }
 }

@@ -7,6 +7,9 @@
 pub mod api;
 pub mod browser;
 pub mod cut;
+pub mod exchange;
+pub mod gate;
+pub mod globus;
 pub mod laptop;
 pub mod postgres;
 pub mod process;

@@ -44,6 +44,12 @@ impl Adapter for Globus {
             () = run.stop.cancelled() => {}
             outcome = work.carry(&document) => return outcome,
         }
+        // The task goes on without this agent, and the next one finds it again.
+        if !run.agent_stop.is_cancelled()
+            && let Some(task) = work.read_note().and_then(|note| note.task_id)
+        {
+            work.api.cancel(&task).await?;
+        }
         Err(StagingError::stopped())
     }
 }

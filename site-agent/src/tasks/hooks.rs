@@ -235,26 +235,29 @@ async fn report(
                 _ => {}
             },
             Ok(0) => return Ok(()),
-            Ok(_) => deliver(&context, id, updates).await?,
+            Ok(_) => deliver(updates, |batch| send(context.clone(), id, batch)).await?,
         }
     }
 }
 
 /// Delivers reports, whatever it takes. What the service does not take for what is in it (too large, say) must not
 /// keep the others from arriving: it is found by halves, and its Job is FAILED with what the service said.
-async fn deliver(context: &Context, id: SessionId, updates: Vec<JobUpdate>) -> Result<(), ClientError> {
+async fn deliver<S, F>(updates: Vec<JobUpdate>, send: S) -> Result<(), ClientError>
+where
+    S: Fn(Vec<JobUpdate>) -> F,
+    F: Future<Output = Result<(), ClientError>>,
+{
     let mut open = vec![updates];
     while let Some(mut batch) = open.pop() {
-        match send(context, id, &batch).await {
+        match send(batch.clone()).await {
             Ok(()) => {}
             Err(error) if is_about_content(&error) && batch.len() > 1 => {
                 open.push(batch.split_off(batch.len() / 2));
                 open.push(batch);
             }
             Err(error) if is_about_content(&error) => {
-                let refused: Vec<JobUpdate> =
-                    batch.iter().map(|update| not_taken(update, &context.api.explain(&error))).collect();
-                send(context, id, &refused).await?;
+                let refused: Vec<JobUpdate> = batch.iter().map(|update| not_taken(update, &error)).collect();
+                send(refused).await?;
             }
             Err(error) => return Err(error),
         }
@@ -263,8 +266,8 @@ async fn deliver(context: &Context, id: SessionId, updates: Vec<JobUpdate>) -> R
 }
 
 /// Sends one batch for as long as the service is away.
-async fn send(context: &Context, id: SessionId, batch: &[JobUpdate]) -> Result<(), ClientError> {
-    let updates = Updates { batch_key: Uuid::new_v4(), updates: batch.to_vec(), release: Vec::new() };
+async fn send(context: Context, id: SessionId, batch: Vec<JobUpdate>) -> Result<(), ClientError> {
+    let updates = Updates { batch_key: Uuid::new_v4(), updates: batch, release: Vec::new() };
     let mut backoff = Backoff::new(MAX_BACKOFF);
     loop {
         match context.api.client().send_updates(id, &updates).await {
@@ -276,7 +279,7 @@ async fn send(context: &Context, id: SessionId, batch: &[JobUpdate]) -> Result<(
             }
             Err(error) if error.is_transient() || error.code() == Some(ErrorCode::Unauthenticated) => {
                 context.board.failure("hooks", &context.api.explain(&error));
-                mend_login(context, &error).await;
+                mend_login(&context, &error).await;
                 tokio::time::sleep(backoff.next_wait()).await;
             }
             Err(error) => return Err(error),
@@ -290,7 +293,7 @@ fn is_about_content(error: &ClientError) -> bool {
 }
 
 /// The report that takes the place of one that the service does not take.
-fn not_taken(update: &JobUpdate, why: &str) -> JobUpdate {
+fn not_taken(update: &JobUpdate, why: &ClientError) -> JobUpdate {
     let mut data = JsonObject::new();
     data.insert("reason".into(), json!(format!("the service does not take the hook's result: {why}")));
     JobUpdate {
@@ -419,6 +422,8 @@ fn conclude(job: &Job, outcome: Result<HookResult, HookFailure>, go_on: JobState
 
 #[cfg(test)]
 mod tests {
+    use copal_schemas::{JobId, problem::Problem};
+
     use super::*;
 
     fn job(state: &str) -> Job {
@@ -430,6 +435,31 @@ mod tests {
             "threads_per_core": 1, "gpus_per_rank": 0.0, "node_packing_count": 1, "wall_time_min": 0, "launch_params": {}
         }))
         .unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_result_that_the_service_does_not_take_keeps_no_other_from_arriving() {
+        let updates: Vec<JobUpdate> = (1..=9)
+            .map(|id| JobUpdate {
+                job_id: JobId(id),
+                ..conclude(&job("RUN_DONE"), Ok(HookResult::default()), JobState::Postprocessed)
+            })
+            .collect();
+        let taken = std::sync::Mutex::new(BTreeMap::new());
+        let send = |batch: Vec<JobUpdate>| {
+            if batch.iter().any(|update| update.job_id.0 == 7 && update.state != JobState::Failed) {
+                let problem = Problem::new(ErrorCode::Invalid, "the data is too large");
+                return std::future::ready(Err(ClientError::Problem(problem.into())));
+            }
+            taken.lock().unwrap().extend(batch.iter().map(|update| (update.job_id.0, update.clone())));
+            std::future::ready(Ok(()))
+        };
+        deliver(updates, send).await.unwrap();
+        let taken = taken.into_inner().unwrap();
+        assert_eq!(taken.keys().copied().collect::<Vec<_>>(), (1..=9).collect::<Vec<_>>());
+        assert_eq!(taken[&7].state, JobState::Failed);
+        assert!(taken[&7].state_data["reason"].as_str().unwrap().contains("the data is too large"));
+        assert!(taken.values().filter(|update| update.state == JobState::Postprocessed).count() == 8);
     }
 
     #[test]

@@ -4,5 +4,8 @@
 
 mod depot;
 mod files;
+mod globus;
+mod graph;
+mod s3;
 mod ssh;
 mod web;

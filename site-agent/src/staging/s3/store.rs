@@ -106,7 +106,7 @@ impl Store {
         let name = self.name(key);
         let text = one_line(&error);
         let (cause, message) = match &error {
-            Error::NotFound { .. } if text.contains("NoSuchBucket") => {
+            _ if text.contains("NoSuchBucket") => {
                 (Cause::Destination, format!("there is no bucket {}; make it", self.bucket))
             }
             Error::NotFound { .. } if direction == Direction::In => {
@@ -136,6 +136,10 @@ impl Store {
             }
             _ if mentions(&text, &["InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "AccessDenied"]) => {
                 (Cause::Permission, format!("{name}: {text}"))
+            }
+            // Such as another region: it stays wrong until somebody mends it.
+            _ if mentions(&text, &["status code: 400", "status code: 301"]) => {
+                (Cause::Settings, format!("{name}: {text}; see {:?} in transfers.s3", self.alias))
             }
             _ => (Cause::Network, format!("{name}: {text}")),
         };

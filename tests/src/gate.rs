@@ -1,0 +1,78 @@
+//! A proxy before a web server that refuses what a test tells it to, so many times.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::exchange::{Request, ask, json, serve};
+
+/// A proxy. Its threads end with the process.
+#[derive(Clone, Debug)]
+pub struct Gate {
+    port: u16,
+    rules: Arc<Mutex<Rules>>,
+}
+
+#[derive(Debug, Default)]
+struct Rules {
+    /// A part of the request line, the status, and how many times.
+    refusals: Vec<(String, u16, u32)>,
+    passed: Vec<String>,
+    refused: Vec<String>,
+}
+
+impl Gate {
+    /// A proxy before a port of this machine.
+    ///
+    /// # Panics
+    /// When it can't listen.
+    #[must_use]
+    pub fn before(target: u16) -> Self {
+        let rules: Arc<Mutex<Rules>> = Arc::default();
+        let own = Arc::clone(&rules);
+        let port = serve(move |request: Request| {
+            let line = format!("{} {}", request.method, request.target);
+            {
+                let mut rules = own.lock().unwrap_or_else(PoisonError::into_inner);
+                let refusal =
+                    rules.refusals.iter_mut().find(|(part, _, left)| *left > 0 && line.contains(part.as_str()));
+                if let Some((_, status, left)) = refusal {
+                    *left -= 1;
+                    let status = *status;
+                    rules.refused.push(line);
+                    return json(status, &serde_json::json!({"message": "refused by the test"}));
+                }
+                rules.passed.push(line);
+            }
+            // One request a connection, so that the answer's end is the connection's.
+            let kept = request
+                .head
+                .lines()
+                .filter(|line| !line.is_empty() && !line.to_ascii_lowercase().starts_with("connection:"));
+            let head: String = kept.chain(["Connection: close", ""]).flat_map(|line| [line, "\r\n"]).collect();
+            ask(target, &head, &request.body).unwrap_or_default()
+        });
+        Self { port, rules }
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Refuses the next requests whose line (`PUT /x?y=z`) has this part.
+    pub fn refuse(&self, part: &str, status: u16, times: u32) {
+        self.rules().refusals.push((part.into(), status, times));
+    }
+
+    /// How many requests with this part got through, and how many were refused.
+    #[must_use]
+    pub fn count(&self, part: &str) -> (usize, usize) {
+        let rules = self.rules();
+        let those = |lines: &[String]| lines.iter().filter(|line| line.contains(part)).count();
+        (those(&rules.passed), those(&rules.refused))
+    }
+
+    fn rules(&self) -> std::sync::MutexGuard<'_, Rules> {
+        self.rules.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
