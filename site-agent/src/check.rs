@@ -8,6 +8,7 @@ use copal_client::SiteDir;
 use copal_schemas::{
     BatchJobId, SiteId, StringMap,
     batch_job::{BatchJob, BatchJobState, JobMode},
+    limits::{Limits, Request},
     settings::Settings,
 };
 
@@ -29,6 +30,7 @@ pub fn run(site: &SiteDir, out: &mut impl Write) -> anyhow::Result<()> {
         Ok(()) => writeln!(out, "{} is right", settings.scheduler.job_template_path)?,
         Err(error) => mistakes.push(format!("{error:#}")),
     }
+    mistakes.extend(requests(&settings));
     let (apps, errors) = site.load_apps()?;
     mistakes.extend(errors.into_iter().map(|error| format!("{:#}", anyhow::Error::from(error))));
     for (name, app) in &apps {
@@ -90,6 +92,29 @@ fn template(site: &SiteDir, settings: &Settings) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// What the agent would ask for by itself and the Site's own rules forbid, at its smallest.
+fn requests(settings: &Settings) -> Vec<String> {
+    let optional_params = &StringMap::new();
+    let limits = Limits::from(&settings.scheduler);
+    let elastic = settings.elastic_queue.as_ref().map(|elastic| {
+        let (project, queue) = (elastic.submit_project.as_str(), elastic.submit_queue.as_str());
+        // Without windows it asks for as long as the queue allows.
+        let wall_time_min = if elastic.use_backfill { elastic.min_wall_time_min } else { 1 };
+        let num_nodes = elastic.min_num_nodes;
+        ("elastic_queue", Request { project, queue, num_nodes, wall_time_min, optional_params, partitions: None })
+    });
+    let maintainer = settings.queue_maintainer.as_ref().map(|wanted| {
+        let (project, queue) = (wanted.submit_project.as_str(), wanted.submit_queue.as_str());
+        let (num_nodes, wall_time_min) = (wanted.num_nodes, wanted.wall_time_min);
+        ("queue_maintainer", Request { project, queue, num_nodes, wall_time_min, optional_params, partitions: None })
+    });
+    let refused = |(name, request): (&str, Request<'_>)| {
+        let reason = limits.check(&request, 0).err()?;
+        Some(format!("settings.yml: {name} could ask for nothing: {reason}"))
+    };
+    elastic.into_iter().chain(maintainer).filter_map(refused).collect()
+}
+
 fn hook_mistake(site: &SiteDir, program: &str) -> Option<String> {
     if !program.contains('/') {
         return None;
@@ -131,6 +156,14 @@ mod tests {
         let (outcome, text) = check();
         outcome.unwrap();
         assert_eq!(text, "settings.yml is right\njob-template.sh is right\nApp Hello is right\n");
+
+        let elastic =
+            "\nelastic_queue: {submit_queue: locale}\nqueue_maintainer: {submit_queue: local, num_nodes: 1001}\n";
+        fs::write(site.settings_path(), local.settings_for(SiteId(3)) + elastic).unwrap();
+        let (_, text) = check();
+        assert!(text.contains("wrong: settings.yml: elastic_queue could ask for nothing: queue \"locale\""), "{text}");
+        assert!(text.contains("queue_maintainer could ask for nothing: 1001 nodes"), "{text}");
+        fs::write(site.settings_path(), local.settings_for(SiteId(3))).unwrap();
 
         fs::write(site.root().join("job-template.sh"), "#!/bin/sh\n{{num_node}}\n").unwrap();
         fs::write(site.apps().join("Hello.yml"), "name: Hello\ncommand: echo\nhooks: {preprocess: ./none.sh}\n")

@@ -11,7 +11,7 @@ use copal_schemas::{
     JobState,
     batch_job::{BatchJobCreate, BatchJobState},
     job::Job,
-    settings::ElasticQueueSettings,
+    settings::{ElasticQueueSettings, SchedulerSettings},
 };
 
 use super::{
@@ -43,12 +43,22 @@ impl Passes for ElasticQueue {
         let (settings, _) = self.context.settings.current();
         let Some(elastic) = &settings.elastic_queue else { return Ok(("off".into(), OFF_PERIOD)) };
         let period = Duration::try_from_secs_f64(elastic.service_period).unwrap_or(Duration::from_secs(60));
-        Ok((self.look(elastic).await?, period.max(Duration::from_secs(1))))
+        Ok((self.look(&bounded(elastic, &settings.scheduler)).await?, period.max(Duration::from_secs(1))))
     }
 
     async fn rung(&self) {
         self.context.wakes.elastic_queue.notified().await;
     }
+}
+
+/// The settings within what the queue allows: what is beyond it would be refused every time.
+fn bounded(elastic: &ElasticQueueSettings, scheduler: &SchedulerSettings) -> ElasticQueueSettings {
+    let mut bounded = elastic.clone();
+    if let Some(limits) = scheduler.allowed_queues.get(&elastic.submit_queue) {
+        bounded.max_num_nodes = bounded.max_num_nodes.min(limits.max_nodes);
+        bounded.max_wall_time_min = bounded.max_wall_time_min.min(limits.max_walltime);
+    }
+    bounded
 }
 
 impl ElasticQueue {
@@ -123,5 +133,30 @@ impl ElasticQueue {
         }
         let scale = (total as f64 / jobs.len() as f64).max(1.0);
         Ok((jobs, scale))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use copal_schemas::settings::QueueLimits;
+
+    use super::*;
+
+    #[test]
+    fn nothing_is_asked_for_that_the_queue_forbids() {
+        let limits = QueueLimits { max_nodes: 4, max_walltime: 60, max_queued_jobs: 1 };
+        let scheduler =
+            SchedulerSettings { allowed_queues: [("debug".into(), limits)].into(), ..SchedulerSettings::default() };
+        let elastic = ElasticQueueSettings { submit_queue: "debug".into(), ..ElasticQueueSettings::default() };
+        let bounds = |elastic: &ElasticQueueSettings| {
+            let bounded = bounded(elastic, &scheduler);
+            (bounded.max_num_nodes, bounded.max_wall_time_min)
+        };
+        assert_eq!(bounds(&elastic), (4, 60));
+        assert_eq!(
+            bounds(&ElasticQueueSettings { max_num_nodes: 2, max_wall_time_min: 30, ..elastic.clone() }),
+            (2, 30)
+        );
+        assert_eq!(bounds(&ElasticQueueSettings { submit_queue: "any".into(), ..elastic }), (512, 360));
     }
 }

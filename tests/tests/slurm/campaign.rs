@@ -104,7 +104,8 @@ fn slurm_ended_it_at_its_limit(cluster: &Cluster, (allocation, job): (i64, i64))
     assert_eq!(finished["status_info"]["reason"], "time limit", "{finished}");
     cluster.wait_job(job, "RESTART_READY");
     let events = cluster.json(&["events", "ls", "--job-id", &job.to_string(), "--to-state", "RUN_TIMEOUT"]);
-    assert_eq!(events.as_array().map(Vec::len), Some(1), "{events}");
+    let events = events.as_array().unwrap();
+    assert!(!events.is_empty() && events.iter().all(|event| event["data"]["reason"] == "walltime"), "{events:?}");
     let table = cluster.copal(&["queue", "ls", "--history"]);
     let row = table.lines().find(|line| line.starts_with(&format!("{allocation} "))).unwrap_or_default();
     assert!(row.contains("finished") && row.contains("time limit"), "{table}");
@@ -198,7 +199,7 @@ fn the_elastic_queue_grows_and_shrinks(cluster: &Cluster, limited: i64) {
     cluster.change_settings(|text| text.replace("use_backfill: false", "use_backfill: true"));
     let seen = burst(cluster, limited, 40);
     eprintln!("elastic queue with backfill: {seen:?}");
-    assert!(seen.asked.len() <= 3, "no more than there are idle nodes: {seen:?}");
+    assert!(!seen.asked.is_empty() && seen.waiting <= MAX_WAITING, "{seen:?}");
 }
 
 /// What was seen of an elastic queue while it worked: the most that ran and waited at once, and all that it asked for.
