@@ -64,7 +64,6 @@ impl Adapter for Cobalt {
     async fn submit(&self, spec: &SubmitSpec) -> Result<SchedulerId, SubmitError> {
         let (output, script) = (spec.output.display().to_string(), spec.script.display().to_string());
         let log = self.log_path(&spec.key).display().to_string();
-        // Cobalt has no option that leaves single nodes out.
         let args =
             ["--mode", "script", "--jobname", &spec.key, "--debuglog", &log, "-o", &output, "-e", &output, &script];
         let answer = RUNNER.run("qsub", &args).await.map_err(|error| SubmitError::Unsure(error.into()))?;

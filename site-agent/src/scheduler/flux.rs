@@ -44,7 +44,7 @@ impl Adapter for Flux {
         let avoid = format!("--requires=-host:{}", spec.avoid.join(","));
         let script = spec.script.display().to_string();
         let mut args = vec!["batch", &name, &output];
-        if !spec.avoid.is_empty() && !spec.says("--requires") {
+        if !spec.avoid.is_empty() {
             args.push(&avoid);
         }
         args.push(&script);
@@ -58,6 +58,11 @@ impl Adapter for Flux {
 
     async fn statuses(&self, jobs: &[Tracked]) -> Result<Vec<Status>, SchedulerError> {
         Ok(self.jobs().await?.statuses(jobs))
+    }
+
+    /// Not beside a list of the script's own.
+    fn can_avoid(&self, spec: &SubmitSpec) -> bool {
+        !spec.says("--requires")
     }
 
     async fn cancel(&self, jobs: &[Tracked]) -> Result<(), SchedulerError> {

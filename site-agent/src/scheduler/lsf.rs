@@ -96,6 +96,10 @@ impl Adapter for Lsf {
         Ok(statuses)
     }
 
+    fn can_avoid(&self, _: &SubmitSpec) -> bool {
+        true
+    }
+
     async fn cancel(&self, jobs: &[Tracked]) -> Result<(), SchedulerError> {
         // INT, then TERM, then KILL, with the queue's JOB_TERMINATE_INTERVAL between them.
         for ids in batches(&ids(jobs)) {

@@ -48,7 +48,7 @@ pub struct SubmitSpec {
     pub script: PathBuf,
     /// Where its output goes.
     pub output: PathBuf,
-    /// Nodes that it must not get, where the scheduler can leave single nodes out.
+    /// Nodes that it must not get; none where [`Adapter::can_avoid`] says no.
     pub avoid: Vec<String>,
 }
 
@@ -203,6 +203,11 @@ pub trait Adapter: Send + Sync {
     /// Cancels jobs: the script gets SIGTERM and some time. One that has ended already is no error.
     fn cancel(&self, jobs: &[Tracked]) -> impl Future<Output = Result<(), SchedulerError>> + Send;
 
+    /// Whether the scheduler can leave single nodes out of what this script gets.
+    fn can_avoid(&self, _: &SubmitSpec) -> bool {
+        false
+    }
+
     /// How long [`Adapter::find`] must have found nothing before a submission without an answer counts as never
     /// made: it may still wait in the inbox of a scheduler that was away.
     fn lost_after(&self) -> Duration {
@@ -226,6 +231,8 @@ pub trait Scheduler: Send + Sync {
     fn statuses<'a>(&'a self, jobs: &'a [Tracked]) -> BoxFuture<'a, Result<Vec<Status>, SchedulerError>>;
     /// [`Adapter::cancel`]
     fn cancel<'a>(&'a self, jobs: &'a [Tracked]) -> BoxFuture<'a, Result<(), SchedulerError>>;
+    /// [`Adapter::can_avoid`]
+    fn can_avoid(&self, spec: &SubmitSpec) -> bool;
     /// [`Adapter::lost_after`]
     fn lost_after(&self) -> Duration;
     /// [`Adapter::changed`]
@@ -247,6 +254,10 @@ impl<A: Adapter> Scheduler for A {
 
     fn cancel<'a>(&'a self, jobs: &'a [Tracked]) -> BoxFuture<'a, Result<(), SchedulerError>> {
         Adapter::cancel(self, jobs).boxed()
+    }
+
+    fn can_avoid(&self, spec: &SubmitSpec) -> bool {
+        Adapter::can_avoid(self, spec)
     }
 
     fn lost_after(&self) -> Duration {

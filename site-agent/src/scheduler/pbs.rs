@@ -41,7 +41,7 @@ impl Adapter for Pbs {
     async fn submit(&self, spec: &SubmitSpec) -> Result<SchedulerId, SubmitError> {
         let (output, script) = (spec.output.display().to_string(), spec.script.display().to_string());
         // Without -V: what a user exports may be unreadable to PBS. A job that is rerun would run a second launcher
-        // under the same BatchJob. PBS has no option that leaves single nodes out.
+        // under the same BatchJob.
         let args = ["-N", &spec.key, "-j", "oe", "-o", &output, "-r", "n", &script];
         let answer = RUNNER.run("qsub", &args).await.map_err(|error| SubmitError::Unsure(error.into()))?;
         SubmitReply::read("qsub", &answer, parse::job_id).outcome("qsub")

@@ -60,7 +60,7 @@ impl Adapter for Slurm {
         let avoid = format!("--exclude={}", spec.avoid.join(","));
         // A job that is requeued would run a second launcher under the same BatchJob.
         let mut args = vec!["--parsable", "--no-requeue", "-J", &spec.key, "-o", &output];
-        if !spec.avoid.is_empty() && !spec.says("--exclude") {
+        if !spec.avoid.is_empty() {
             args.push(&avoid);
         }
         args.push(&script);
@@ -97,6 +97,11 @@ impl Adapter for Slurm {
             }
         }
         Ok(statuses)
+    }
+
+    /// Not beside a list of the script's own.
+    fn can_avoid(&self, spec: &SubmitSpec) -> bool {
+        !spec.says("--exclude")
     }
 
     async fn cancel(&self, jobs: &[Tracked]) -> Result<(), SchedulerError> {

@@ -21,7 +21,7 @@ use anyhow::Context as _;
 use chrono::Utc;
 use copal_client::SiteDir;
 use copal_schemas::{
-    BatchJobId,
+    BatchJobId, StringMap,
     batch_job::{BatchJob, BatchJobPatch, BatchJobState, SchedulerId},
     settings::{SchedulerSettings, Settings},
 };
@@ -339,14 +339,17 @@ impl<D: Desk> QueueSync<D> {
             Err(error) => return self.refuse(id, format!("{error:#}")).await.map(|()| false),
         };
         // A disk that is full is not the BatchJob's fault: it waits until there is room.
-        let spec = self.write_script(&case, &text)?;
+        let mut spec = self.write_script(&case, &text)?;
         self.desk.equip(id).await?;
         let intent = self.ledger.intend(id)?;
-        match submit_spec(scheduler, spec.clone()).await {
+        match submit_spec(scheduler, &mut spec).await {
             Ok(scheduler_id) => {
                 self.ledger.confirm(&intent, &scheduler_id)?;
                 tracing::info!(batch_job.id = id.0, scheduler.id = scheduler_id.0, "submitted");
-                let info = [("script".to_owned(), spec.script.display().to_string())].into();
+                let mut info: StringMap = [("script".to_owned(), spec.script.display().to_string())].into();
+                if !spec.avoid.is_empty() {
+                    info.insert("avoids".into(), spec.avoid.join(" "));
+                }
                 let patch = BatchJobPatch {
                     scheduler_id: Some(Some(scheduler_id)),
                     state: Some(BatchJobState::Queued),
@@ -417,11 +420,15 @@ impl<D: Desk> QueueSync<D> {
 }
 
 /// Submits a script. Where too few nodes are left for it, those that are set aside have to do.
-async fn submit_spec(scheduler: &dyn Scheduler, spec: SubmitSpec) -> Result<SchedulerId, SubmitError> {
-    match scheduler.submit(&spec).await {
+async fn submit_spec(scheduler: &dyn Scheduler, spec: &mut SubmitSpec) -> Result<SchedulerId, SubmitError> {
+    if !scheduler.can_avoid(spec) {
+        spec.avoid.clear();
+    }
+    match scheduler.submit(spec).await {
         Err(SubmitError::Refused(reason)) if !spec.avoid.is_empty() => {
             tracing::info!("refused without {}: {reason}; submitted with them", spec.avoid.join(", "));
-            scheduler.submit(&SubmitSpec { avoid: Vec::new(), ..spec }).await
+            spec.avoid.clear();
+            scheduler.submit(spec).await
         }
         answer => answer,
     }

@@ -167,7 +167,8 @@ fn pitfall_051_076_a_flood_of_jobs_is_one_job_of_the_scheduler_and_makes_no_file
     assert_eq!(bed.submitted(), 1);
     let below = entries(&bed.site().join("data"));
     assert!(below <= 301, "{below} files and folders for 300 Jobs, each of which has a folder");
-    // What the machine's nodes do is in the Site's record.
+    // What the machine's nodes do is in the Site's record, which the agent tells anew when it is asked to.
+    bed.copal(&["site", "sync"]);
     wait_blocking("the states of the nodes", LIMIT, || match &bed.json(&["site", "ls"])[0]["node_states"]["*"] {
         states if states["idle"] == 1 && states["allocated"] == 0 => Ok(()),
         states => Err(states.to_string()),

@@ -165,6 +165,10 @@ impl Adapter for FakeScheduler {
         Ok(())
     }
 
+    fn can_avoid(&self, _: &SubmitSpec) -> bool {
+        true
+    }
+
     fn lost_after(&self) -> Duration {
         self.lock().lost_after
     }
@@ -537,10 +541,12 @@ async fn pitfall_070_a_node_that_is_set_aside_gets_no_batch_job() {
         (world.state(id), &world.scheduler.lock().avoided),
         (BatchJobState::Queued, &vec![vec!["n7".to_owned()]])
     );
+    assert_eq!(world.info(id)["avoids"], "n7");
     // One that needs every node gets that one, too.
     world.scheduler.lock().has_few_nodes = true;
     let wide = world.add(2);
     world.pass().await.unwrap();
     assert_eq!(world.state(wide), BatchJobState::Queued);
     assert_eq!(world.scheduler.lock().avoided[1..], [vec!["n7".to_owned()], vec![]]);
+    assert!(!world.info(wide).contains_key("avoids"));
 }
