@@ -18,7 +18,7 @@ async fn theta() -> Desk {
         .replace("allowed_projects: []", "allowed_projects: [datascience, magstructsADSP]")
         .replace(
             "    local: {max_nodes",
-            "    debug-cache-quad: {max_nodes: 8, max_walltime: 60, max_queued_jobs: 9}\n    local: {max_nodes",
+            "    debug-cache-quad: {max_nodes: 128, max_walltime: 60, max_queued_jobs: 9}\n    local: {max_nodes",
         )
         .replace("{shout: \"\"}", "{shout: \"\", singularity_prime_cache: \"no\"}");
     fs::write(&settings, text).unwrap();
@@ -164,8 +164,11 @@ async fn the_lines_of_the_guide_work_as_they_stand() {
     let text = fs::read_to_string(&settings)
         .unwrap()
         .replace("allowed_projects: []", "allowed_projects: [PROJECT]")
-        .replace("    local: {max_nodes", "    QUEUE: {max_nodes: 128, max_walltime: 90}\n    local: {max_nodes")
-        .replace("{shout: \"\"}", "{mig_count: \"1\", singularity_prime_cache: \"no\"}");
+        .replace(
+            "    local: {max_nodes",
+            "    QUEUE: {max_nodes: 128, max_walltime: 90, max_queued_jobs: 100}\n    local: {max_nodes",
+        )
+        .replace("{shout: \"\"}", "{shout: \"\", mig_count: \"1\", singularity_prime_cache: \"no\"}");
     fs::write(&settings, text).unwrap();
     desk.ok(&["site", "sync"]);
     desk.app("Hello", "command: echo Hello, {{say_hello_to}}!\nparameters: {say_hello_to: {required: true}}");

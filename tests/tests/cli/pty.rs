@@ -40,20 +40,23 @@ impl OnTerminal {
     pub(crate) fn with_columns(mut command: Command, columns: u16) -> Self {
         let size = libc::winsize { ws_row: 30, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
         let pty = openpty(Some(&size), None).unwrap();
-        let before = tcgetattr(&pty.slave).unwrap();
-        let side = || pty.slave.try_clone().unwrap();
+        // Only copies are closed in programs; an agent that is started would else keep the terminal for ever.
+        let (master, terminal) = (pty.master.try_clone().unwrap(), pty.slave.try_clone().unwrap());
+        drop(pty);
+        let before = tcgetattr(&terminal).unwrap();
+        let side = || terminal.try_clone().unwrap();
         command.env("TERM", "xterm").stdin(side()).stdout(side()).stderr(side());
         let child = command.spawn().expect("copal starts");
         let shown = Arc::new(Mutex::new(Vec::new()));
-        let keyboard = File::from(pty.master.try_clone().unwrap());
-        let (mut screen, text) = (File::from(pty.master), Arc::clone(&shown));
+        let keyboard = File::from(master.try_clone().unwrap());
+        let (mut screen, text) = (File::from(master), Arc::clone(&shown));
         let reader = thread::spawn(move || {
             let mut buffer = [0; 4096];
             while let Ok(length @ 1..) = screen.read(&mut buffer) {
                 text.lock().unwrap().extend_from_slice(&buffer[..length]);
             }
         });
-        Self { child, keyboard, terminal: pty.slave, before, shown, reader }
+        Self { child, keyboard, terminal, before, shown, reader }
     }
 
     /// All that it has written so far.
@@ -77,6 +80,11 @@ impl OnTerminal {
             if flags.contains(LocalFlags::ECHO) { Err(self.shown()) } else { Ok(()) }
         });
         self.type_line(line);
+    }
+
+    /// A key of the user's.
+    pub(crate) fn type_letter(&mut self, letter: char) {
+        self.keyboard.write_all(letter.to_string().as_bytes()).unwrap();
     }
 
     /// A line of the user's.
@@ -118,7 +126,7 @@ impl OnTerminal {
         self.reader.join().unwrap();
         let text = String::from_utf8_lossy(&self.shown.lock().unwrap()).into_owned();
         // Who hides the cursor shows it again.
-        assert_eq!(text.matches("\u{1b}[?25l").count(), text.matches("\u{1b}[?25h").count(), "{text}");
+        assert!(text.rfind("\u{1b}[?25l") <= text.rfind("\u{1b}[?25h"), "{text}");
         (status.code().unwrap_or(-1), text)
     }
 }

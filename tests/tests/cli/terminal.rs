@@ -50,6 +50,26 @@ async fn ctrl_c_leaves_the_terminal_as_it_was() {
 }
 
 #[tokio::test]
+async fn ctrl_c_at_a_question_gives_the_terminal_back() {
+    let desk = Desk::new().await;
+    let create = ["job", "create", "-a", "Hello", "-w", "a", "-p", "name=x"];
+    let login = ["login", "--username", "ann"];
+    for (arguments, question) in [(&create[..], "? "), (&login[..], "Password: "), (&login[..1], "Username: ")] {
+        let mut command = OnTerminal::start(desk.copal_bare(arguments));
+        command.wait_shown(question);
+        // The letter that a terminal makes a signal of, unless the program reads letters itself; and the signal.
+        if question == "? " {
+            command.type_letter('\u{3}');
+        } else {
+            command.interrupt();
+        }
+        let (code, shown) = command.end();
+        assert_eq!(code, 130, "{arguments:?}: {shown}");
+    }
+    assert_eq!(desk.json(&["job", "ls"]), serde_json::json!([]));
+}
+
+#[tokio::test]
 async fn tables_fit_the_terminal_and_colours_can_be_had_or_not() {
     let desk = Desk::new().await;
     let long = format!("a/{}", "long name ".repeat(15).trim());

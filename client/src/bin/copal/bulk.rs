@@ -1,7 +1,7 @@
 //! Many Jobs created by few calls. What a call creates it creates wholly or not at all, and a
 //! repeated one creates nothing again.
 
-use std::{cell::Cell, time::Duration};
+use std::{cell::Cell, fmt::Write, time::Duration};
 
 use copal_client::{Client, ClientError, api::JobQuery};
 use copal_schemas::{
@@ -12,7 +12,7 @@ use copal_schemas::{
     problem::FieldError,
 };
 use futures_util::{StreamExt, stream};
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressState, ProgressStyle};
 use uuid::Uuid;
 
 use crate::{
@@ -182,8 +182,11 @@ fn progress(total: usize) -> ProgressBar {
     if total <= MAX_BULK {
         return ProgressBar::hidden();
     }
-    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} Jobs, {per_sec}, {eta} left")
-        .unwrap_or_else(|_| ProgressStyle::default_bar());
+    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} Jobs, {rate}, {eta} left")
+        .unwrap_or_else(|_| ProgressStyle::default_bar())
+        .with_key("rate", |state: &ProgressState, out: &mut dyn Write| {
+            let _ = write!(out, "{:.0}/s", state.per_sec());
+        });
     ProgressBar::new(total as u64).with_style(style)
 }
 

@@ -13,6 +13,9 @@ pub(crate) const USAGE: u8 = 2;
 /// `job wait --timeout` ran out.
 pub(crate) const TIMED_OUT: u8 = 3;
 
+/// Ctrl-C.
+pub(crate) const INTERRUPTED: u8 = 130;
+
 /// The result of everything that a command does.
 pub(crate) type Result<T> = std::result::Result<T, Failure>;
 

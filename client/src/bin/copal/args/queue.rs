@@ -13,7 +13,8 @@ pub(crate) enum Command {
     #[command(after_help = "\
 Examples:
   copal queue submit -n 1 -t 30 -j serial
-  copal queue submit --site=my-site -q QUEUE -A PROJECT -n 128 -t 70 -j mpi -x mig_count=3 --tag system=H2O
+  copal queue submit --site=my-site -q QUEUE -A PROJECT -n 128 -t 70 -j mpi -x mig_count=3
+  copal queue submit -n 4 -t 60 -q Q -A P -j mpi --tag system=H2O --tag scale=4
   copal queue submit -n 128 -t 60 -q Q -A P -p mpi:2:role=leader -p serial:126:role=worker")]
     Submit(Box<Submit>),
     /// List BatchJobs that are not over, with the reasons of refused ones.

@@ -11,7 +11,7 @@ use super::job_list::counts_table;
 use crate::{
     args::job::Selection,
     context::Context,
-    failure::{Failure, Result, TIMED_OUT, describe},
+    failure::{Failure, INTERRUPTED, Result, TIMED_OUT, describe},
     follow::{End, follow},
     human::{Clock, count},
     ids::Shortest,
@@ -89,7 +89,7 @@ async fn interruptible<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
         outcome = work => outcome,
         signal = tokio::signal::ctrl_c() => {
             signal?;
-            Err(Failure::new("interrupted; the Jobs go on").exit(130))
+            Err(Failure::new("interrupted; the Jobs go on").exit(INTERRUPTED))
         }
     }
 }
