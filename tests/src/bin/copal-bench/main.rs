@@ -36,6 +36,8 @@ enum Subject {
     Service(service::Options),
     /// Staging: small files by rsync, a large one by http.
     Staging(staging::Options),
+    /// The service as a plain Python client sees it, beside the original's figures.
+    Python(service::PythonOptions),
 }
 
 #[tokio::main]
@@ -45,6 +47,7 @@ async fn main() {
         Subject::Launcher(options) => launcher::measure(&options).await,
         Subject::Service(options) => service::measure(&options).await,
         Subject::Staging(options) => staging::measure(&options).await,
+        Subject::Python(options) => service::measure_python(&options).await,
     };
     println!("\n{table}");
 }
