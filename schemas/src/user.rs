@@ -20,11 +20,11 @@ pub struct User {
 pub struct Register {
     /// The login name.
     #[serde(deserialize_with = "lenient::string")]
-    #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 64))]
+    #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 256))]
     pub username: String,
     /// The password in the clear; stored as an argon2id hash.
     #[serde(deserialize_with = "lenient::string")]
-    #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 64))]
+    #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 256))]
     pub password: String,
 }
 

@@ -1,7 +1,8 @@
 //! The query string: repeated keys, lenient values (contract, sections 1.5 and 1.8 to 1.10).
 //!
-//! Unknown names are ignored, a falsy value (empty, or 0 for an id) leaves its filter unapplied,
-//! and a value that can't be read is a 422 with its name.
+//! Unknown names are ignored; an empty text and the id 0 leave their filter unapplied, and a value that can't be read is
+//! a 422 with its name. That goes for an empty one that should be an id, a number, a time or a word of a list, too: a
+//! script whose variable is not set must not delete all Jobs.
 
 use std::{
     fmt::Display,
@@ -61,6 +62,16 @@ impl QueryParams {
         self.0.iter().rev().find(|(key, value)| key == name && !value.is_empty()).map(|(_, value)| value.as_str())
     }
 
+    /// The last value of a name, be it empty.
+    fn last(&self, name: &str) -> Option<&str> {
+        self.0.iter().rev().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
+    }
+
+    /// All values of a name, the empty ones too.
+    fn all<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
+        self.0.iter().filter(move |(key, _)| key == name).map(|(_, value)| value.as_str())
+    }
+
     /// All values of a name as texts.
     #[must_use]
     pub fn texts(&self, name: &str) -> Vec<String> {
@@ -76,7 +87,7 @@ impl QueryParams {
         T: FromStr,
         T::Err: Display,
     {
-        self.text(name).map(|text| read(name, text)).transpose()
+        self.last(name).map(|text| read(name, text)).transpose()
     }
 
     /// All values of a name, read by their `FromStr`.
@@ -88,7 +99,7 @@ impl QueryParams {
         T: FromStr,
         T::Err: Display,
     {
-        self.values(name).map(|text| read(name, text)).collect()
+        self.all(name).map(|text| read(name, text)).collect()
     }
 
     /// One id; 0 leaves the filter unapplied.
@@ -96,7 +107,7 @@ impl QueryParams {
     /// # Errors
     /// 422 when it is no integer of 64 bits.
     pub fn id<T: FromStr<Err = std::num::ParseIntError>>(&self, name: &str) -> ApiResult<Option<T>> {
-        match self.text(name) {
+        match self.last(name) {
             Some(text) if text.trim() != "0" => read(name, text).map(Some),
             _ => Ok(None),
         }
@@ -115,7 +126,7 @@ impl QueryParams {
     /// # Errors
     /// 422 when it is no value of the enum.
     pub fn variant<T: DeserializeOwned>(&self, name: &str) -> ApiResult<Option<T>> {
-        self.text(name).map(|text| read_variant(name, text)).transpose()
+        self.last(name).map(|text| read_variant(name, text)).transpose()
     }
 
     /// All values of an enum, in their spelling on the wire.
@@ -123,7 +134,7 @@ impl QueryParams {
     /// # Errors
     /// 422 when one is no value of the enum.
     pub fn variants<T: DeserializeOwned>(&self, name: &str) -> ApiResult<Vec<T>> {
-        self.values(name).map(|text| read_variant(name, text)).collect()
+        self.all(name).map(|text| read_variant(name, text)).collect()
     }
 
     /// A boolean in any spelling; absent is `None`.
@@ -131,7 +142,7 @@ impl QueryParams {
     /// # Errors
     /// 422 when it is none.
     pub fn boolean(&self, name: &str) -> ApiResult<Option<bool>> {
-        self.text(name)
+        self.last(name)
             .map(|text| {
                 lenient::bool_text(text).ok_or_else(|| wrong(name, format!("a boolean is wanted, not {text:?}")))
             })
@@ -143,7 +154,7 @@ impl QueryParams {
     /// # Errors
     /// 422 when it can't be read.
     pub fn datetime(&self, name: &str) -> ApiResult<Option<Timestamp>> {
-        self.text(name)
+        self.last(name)
             .map(|text| {
                 time::parse(text).ok_or_else(|| {
                     wrong(name, format!("a time such as 2026-11-30T10:06:02.078662 is wanted, not {text:?}"))
@@ -166,7 +177,7 @@ impl QueryParams {
     /// # Errors
     /// 422 with the words.
     pub fn one_of<'a>(&self, name: &str, allowed: &[&'a str]) -> ApiResult<Option<&'a str>> {
-        match self.text(name) {
+        match self.last(name) {
             None => Ok(None),
             Some(text) => match allowed.iter().find(|word| **word == text) {
                 Some(word) => Ok(Some(word)),
@@ -221,10 +232,19 @@ mod tests {
 
     #[test]
     fn keys_repeat_and_falsy_values_drop() {
-        let query = query("id=1&id=2&id=&site_id=0&name=&unknown=x");
+        let query = query("id=1&id=2&site_id=0&name=&unknown=x");
         assert_eq!(query.ids::<JobId>("id").unwrap(), [JobId(1), JobId(2)]);
         assert_eq!(query.id::<JobId>("site_id").unwrap(), None);
         assert_eq!(query.text("name"), None);
+    }
+
+    #[test]
+    fn an_empty_value_of_a_kind_is_wrong() {
+        let query = query("id=1&id=&app_id=&state=&state__ne=&time=&flag=&ordering=&limit=");
+        assert!(query.ids::<JobId>("id").is_err() && query.id::<JobId>("app_id").is_err());
+        assert!(query.variants::<JobState>("state").is_err() && query.variant::<JobState>("state__ne").is_err());
+        assert!(query.datetime("time").is_err() && query.boolean("flag").is_err());
+        assert!(query.one_of("ordering", &["id"]).is_err() && query.paging().is_err());
     }
 
     #[test]

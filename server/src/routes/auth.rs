@@ -20,8 +20,8 @@ use crate::{
     extract::{Bound, CurrentUser, Form, ValidJson},
 };
 
-/// The longest user name and password in bytes: hashing must not become a way to keep cores busy.
-const MAX_CREDENTIAL_BYTES: usize = 256;
+/// The longest user name and password in letters: hashing must not become a way to keep cores busy.
+const MAX_CREDENTIAL_LETTERS: usize = 256;
 
 /// The ways to log in.
 #[utoipa::path(get, path = "/auth/how", tag = "auth", security(()), responses(
@@ -91,7 +91,7 @@ pub(super) async fn check_password(
     username: &str,
     password: &str,
 ) -> ApiResult<Option<User>> {
-    if username.len() > MAX_CREDENTIAL_BYTES || password.len() > MAX_CREDENTIAL_BYTES {
+    if [username, password].iter().any(|text| text.chars().count() > MAX_CREDENTIAL_LETTERS) {
         return Ok(None);
     }
     let attempt = limit::begin(&shared.pool, username, client::address(shared, request)).await?;
@@ -118,11 +118,12 @@ pub(crate) async fn whoami(user: CurrentUser) -> HttpResponse {
 }
 
 fn check_credential(field: &str, text: &str) -> ApiResult<()> {
-    match text.len() {
+    match text.chars().count() {
         0 => Err(ApiError::invalid_field(field, "must not be empty")),
-        bytes if bytes > MAX_CREDENTIAL_BYTES => {
-            Err(ApiError::invalid_field(field, format!("{bytes} bytes are too many; at most {MAX_CREDENTIAL_BYTES}")))
-        }
+        letters if letters > MAX_CREDENTIAL_LETTERS => Err(ApiError::invalid_field(
+            field,
+            format!("{letters} letters are too many; at most {MAX_CREDENTIAL_LETTERS}"),
+        )),
         _ => Ok(()),
     }
 }

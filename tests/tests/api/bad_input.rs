@@ -195,6 +195,19 @@ async fn hostile_workdirs() {
     }
 }
 
+/// What a script sends whose variable is not set.
+#[tokio::test]
+async fn an_empty_filter_deletes_nothing() {
+    let world = World::new().await;
+    world.plain_jobs(3).await;
+    for name in ["id", "app_id", "site_id", "parent_id", "state", "state__ne", "last_update_before", "batch_job_id"] {
+        world.user.delete(&format!("/jobs/?{name}=")).await.invalid(name);
+        world.user.put(&format!("/jobs/?{name}="), &json!({"state": "FAILED"})).await.invalid(name);
+        world.user.post(&format!("/jobs/cancel?{name}="), &json!({})).await.invalid(name);
+    }
+    assert_eq!(world.user.get("/jobs/by-state").await.ok(), json!({"PREPROCESSED": 3}));
+}
+
 #[tokio::test]
 async fn long_queries_and_headers() {
     let world = World::new().await;
