@@ -66,8 +66,8 @@ const LOGINS: &str = "^/auth/(revoke|logins)";
 #[tokio::test]
 async fn generated_requests_get_documented_answers() {
     let world = world().await;
-    // Bad input is tried apart (`api/bad_input.rs`): it is read leniently, as Balsam's clients need it, so that a good
-    // part of what the generator holds to be bad is good.
+    // Bad input is tried apart (`api/bad_input.rs`): a number for a text, a text for a number and an empty text for a
+    // filter that is left out are read leniently, as Balsam's clients need it, and the generator holds them to be bad.
     let checks = ["--checks", "all", "--exclude-checks", "negative_data_rejection,positive_data_acceptance"];
     let phases = ["--phases", "examples,coverage,fuzzing,stateful", "--max-examples", EXAMPLES];
     let without = [ENDLESS, ["--exclude-path-regex", LOGINS]].concat();
