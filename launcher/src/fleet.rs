@@ -48,6 +48,8 @@ pub enum FromFleet {
     Report(usize, Vec<Event>),
     /// A worker's connection closed: it is gone. The number tells it from its successor.
     Gone(usize, u64),
+    /// The command that started a worker on another node has ended, whether the worker had arrived or not.
+    CommandEnded(usize),
 }
 
 /// A worker's way to be told things.
@@ -161,7 +163,12 @@ impl Fleet {
         }
         let child = command.spawn().with_context(|| format!("can't start a worker by {name}"))?;
         let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).unwrap_or_default();
-        self.members[worker].process = Some((pid, tokio::spawn(reap(child, worker))));
+        let events = self.events.clone();
+        let reaped = async move {
+            reap(child, worker).await;
+            drop(events.send(FromFleet::CommandEnded(worker)));
+        };
+        self.members[worker].process = Some((pid, tokio::spawn(reaped)));
         Ok(())
     }
 

@@ -14,6 +14,9 @@ use crate::packing::Room;
 
 /// Seconds of work that wait here while Jobs end quickly, so that a place is refilled without asking.
 const PREFETCH_SEC: f64 = 0.4;
+/// While fewer Jobs end in a second nothing is fetched ahead: a question takes no time against theirs, and another
+/// launcher may stand idle.
+const MIN_RATE: f64 = 10.0;
 /// The most Jobs that wait here for that.
 const MAX_PREFETCH: f64 = 1_024.0;
 /// Less than this part of a node is no room.
@@ -55,7 +58,8 @@ pub struct Present {
 #[must_use]
 pub fn question(terms: &Terms, present: &Present) -> Option<Acquire> {
     let Present { room, waiting, .. } = *present;
-    let prefetch = (present.rate * PREFETCH_SEC).min(MAX_PREFETCH).floor();
+    let rate = if present.rate < MIN_RATE { 0.0 } else { present.rate };
+    let prefetch = (rate * PREFETCH_SEC).min(MAX_PREFETCH).floor();
     let missing_jobs = room.free_cores as f64 + prefetch - waiting as f64;
     let missing_nodes = room.free_nodes + prefetch * present.mean_nodes - present.waiting_nodes;
     // Small questions in a fast stream cost more than they bring.
@@ -137,7 +141,7 @@ mod tests {
         assert!(asked.max_aggregate_nodes.unwrap() > 199.0);
         let served = Present { waiting: 300, waiting_nodes: 150.0, ..quick };
         assert!(question(&terms(true), &served).is_none());
-        assert!(question(&terms(true), &Present { rate: 0.5, ..quick }).is_none());
+        assert!(question(&terms(true), &Present { rate: 9.0, ..quick }).is_none());
     }
 
     #[test]

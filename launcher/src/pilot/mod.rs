@@ -274,6 +274,13 @@ impl Pilot {
                 self.fleet.admit(worker, connection);
                 self.book.bring_back(worker, hardware);
             }
+            FromFleet::CommandEnded(worker) => {
+                if self.book.is_awaited(worker) {
+                    error!(worker, "a worker could not be started; its nodes are not used");
+                    self.book.retire(worker);
+                    self.stop_without_nodes();
+                }
+            }
             FromFleet::Gone(worker, number) => {
                 if self.fleet.lost(worker, number) {
                     self.replace_worker(worker, self.fleet.group(number)).await;
@@ -327,7 +334,12 @@ impl Pilot {
                 Err(error) => error!(worker, error = format!("{error:#}"), "can't start another worker"),
             }
         }
-        if !self.fleet.any() {
+        self.stop_without_nodes();
+    }
+
+    /// Stops when no worker is there and none can come any more.
+    fn stop_without_nodes(&mut self) {
+        if !self.fleet.any() && !(0..self.book.workers()).any(|worker| self.book.is_awaited(worker)) {
             self.stop(Reason::new(ExitReason::Failed, "no worker is left"));
         }
     }

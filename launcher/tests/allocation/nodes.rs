@@ -102,6 +102,31 @@ fn pitfall_093_a_worker_of_another_node_that_dies_is_noticed_and_its_job_runs_el
 }
 
 #[test]
+fn pitfall_067_a_node_that_can_t_be_reached_is_told_and_the_others_are_used() {
+    let reach = |unreachable: &str| {
+        format!(
+            "launcher:\n  idle_ttl_sec: 60\n  cpus_per_node: 2\n  mpi: template\n  mpi_template: \"bash -c \
+             'case $0 in {unreachable}) exit 3;; esac; COPAL_TEST_NODE=$0 exec $@' {{{{hosts}}}}\"\n"
+        )
+    };
+    let service = Service::start(&reach("far2"));
+    // Only a node that is not there could hold it.
+    service.job_with(1, 1, json!({"parameters": {"cmd": "true"}, "gpus_per_rank": 1.0}));
+    service.job_with(2, 1, json!({"parameters": {"cmd": "true"}, "node_packing_count": 1}));
+    let mut launcher = launch(&service, "far[1-2]", "serial");
+    service.wait_for(2, "RUN_DONE");
+    let given_back = service.wait_until("a Job that is given back", |state| state.released.first().cloned());
+    assert_eq!(given_back["job_id"], 1);
+    launcher.signal(Signal::SIGTERM);
+    assert_eq!(launcher.wait(), Some(0));
+
+    let service = Service::start(&reach("*"));
+    let mut launcher = launch(&service, "far[1-2]", "serial");
+    assert_eq!(launcher.wait(), Some(1));
+    assert!(service.read("log").contains("no worker is left"), "{}", service.read("log"));
+}
+
+#[test]
 fn forty_runs_of_open_mpi_start_at_once() {
     let settings = "launcher: {idle_ttl_sec: 1, cpus_per_node: 40, mpi: openmpi}\n";
     let service = Service::start(settings);

@@ -60,8 +60,10 @@ impl Book {
 
     fn hear_end(&mut self, worker: usize, ended: &Ended, fleet: &Fleet, now: Instant, updates: &mut Vec<JobUpdate>) {
         let Some(state) = self.forget_run(ended.run) else { return };
-        self.rate.count(now, 1);
-        self.posts[worker].rate.count(now, 1);
+        // A clock that jumps makes a time that is none.
+        let took_sec = (ended.end - ended.start).num_microseconds().unwrap_or_default() as f64 / 1e6;
+        self.rate.count(now, took_sec);
+        self.posts[worker].rate.count(now, took_sec);
         let job = &state.held.job;
         if !state.is_lost {
             // By the table a run that could not be started fails from RUNNING, so that its retry policy counts.

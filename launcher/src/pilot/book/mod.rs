@@ -67,6 +67,14 @@ struct Post {
     rate: Rate,
 }
 
+impl Post {
+    /// Runs that end here in a second.
+    fn rate_per_sec(&mut self, now: Instant) -> f64 {
+        let places = self.slots.values().sum();
+        self.rate.per_sec(now, places)
+    }
+}
+
 /// The book.
 #[derive(Debug)]
 pub(super) struct Book {
@@ -150,6 +158,11 @@ impl Book {
     pub(super) fn await_node(&mut self, node: usize) {
         self.awaited.insert(node);
         self.packer.set_aside(node);
+    }
+
+    /// Whether a worker has not told yet what its nodes have.
+    pub(super) fn is_awaited(&self, worker: usize) -> bool {
+        self.posts[worker].nodes.iter().any(|node| self.awaited.contains(node))
     }
 
     /// Starts nothing more on the nodes of a worker.
@@ -286,7 +299,7 @@ impl Book {
             waiting: self.waiting.narrow(),
             waiting_nodes: self.waiting.narrow_nodes(),
             wide_waits: self.waiting.wide() > 0,
-            rate: self.rate.per_sec(now),
+            rate: self.rate.per_sec(now, self.slots.len()),
             mean_nodes: self.mean_nodes,
             minutes_left,
             is_drained,

@@ -78,7 +78,7 @@ impl Book {
 
     /// Gives a run a control group of its own, unless it is one of very many.
     fn grouped(&mut self, mut task: Task, worker: usize, now: Instant) -> Task {
-        task.own_group |= self.posts[worker].rate.per_sec(now) < GROUP_RATE;
+        task.own_group |= self.posts[worker].rate_per_sec(now) < GROUP_RATE;
         task
     }
 
@@ -156,7 +156,7 @@ impl Book {
             if post.slots.get(&class).is_none_or(|count| *count == 0) {
                 continue;
             }
-            let target = (post.rate.per_sec(now) * FOLLOW_SEC).ceil() as usize;
+            let target = (post.rate_per_sec(now) * FOLLOW_SEC).ceil() as usize;
             if post.followers * 2 >= target {
                 continue;
             }
