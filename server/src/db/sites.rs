@@ -12,12 +12,9 @@ use crate::{
     extract::{CurrentUser, Paging},
 };
 
-/// The column `backfill_windows` holds the windows by queue and, under the name that no queue has, the states of the
-/// nodes: both are what the scheduler said at the same moment.
 macro_rules! columns {
     () => {
-        "id, name, path, globus_endpoint_id, backfill_windows - '' as backfill_windows, \
-         coalesce(backfill_windows -> '', '{}') as node_states, queued_jobs, optional_batch_job_params, \
+        "id, name, path, globus_endpoint_id, backfill_windows, node_states, queued_jobs, optional_batch_job_params, \
          allowed_projects, allowed_queues, transfer_locations, node_shape, last_refresh, creation_date"
     };
 }
@@ -145,8 +142,8 @@ pub async fn create(
 ) -> ApiResult<Site> {
     let row: Row = sqlx::query_as(concat!(
         "insert into sites (owner_id, name, path, globus_endpoint_id, backfill_windows, queued_jobs, \
-         optional_batch_job_params, allowed_projects, allowed_queues, transfer_locations, node_shape) \
-         values ($1, $2, $3, $4, ($5::jsonb - '') || jsonb_build_object('', $12::jsonb), $6, $7, $8, $9, $10, $11) \
+         optional_batch_job_params, allowed_projects, allowed_queues, transfer_locations, node_shape, node_states) \
+         values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12) \
          returning ",
         columns!()
     ))
@@ -178,8 +175,8 @@ pub async fn update(tx: &mut PgConnection, owner: UserId, id: SiteId, patch: &Si
              name = coalesce($3, name), \
              path = coalesce($4, path), \
              globus_endpoint_id = case when $5 then $6 else globus_endpoint_id end, \
-             backfill_windows = (coalesce($7::jsonb, backfill_windows) - '') \
-                 || jsonb_build_object('', coalesce($15::jsonb, backfill_windows -> '', '{}')), \
+             backfill_windows = coalesce($7, backfill_windows), \
+             node_states = coalesce($15, node_states), \
              queued_jobs = coalesce($8, queued_jobs), \
              optional_batch_job_params = coalesce($9, optional_batch_job_params), \
              allowed_projects = coalesce($10, allowed_projects), \
