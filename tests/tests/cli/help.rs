@@ -86,9 +86,17 @@ impl Reader {
         taken.into_iter().map(typed).collect()
     }
 
-    /// Types an example, answers its questions, and gives what it showed. `answers`: what is typed when a text is shown.
+    /// Types an example, says yes to what it asks, and gives what it showed.
     #[track_caller]
-    fn run(&self, line: &str, answers: &[(&str, &str)]) -> String {
+    fn run(&self, line: &str) -> String {
+        let (code, shown) = OnTerminal::start(self.bash(line)).answering("? ", "y");
+        assert_eq!(code, 0, "{line}\n{shown}");
+        shown
+    }
+
+    /// The same where it asks for texts: what is typed when something is shown.
+    #[track_caller]
+    fn enter(&self, line: &str, answers: &[(&str, &str)]) {
         let mut terminal = OnTerminal::start(self.bash(line));
         for (question, answer) in answers {
             terminal.wait_shown(question);
@@ -99,13 +107,12 @@ impl Reader {
         }
         let (code, shown) = terminal.end();
         assert_eq!(code, 0, "{line}\n{shown}");
-        shown
     }
 
     #[track_caller]
-    fn run_all(&mut self, beginning: &str, answers: &[(&str, &str)]) {
+    fn run_all(&mut self, beginning: &str) {
         for line in self.take(beginning) {
-            self.run(&line, answers);
+            self.run(&line);
         }
     }
 
@@ -136,7 +143,6 @@ impl Reader {
     }
 }
 
-const ANSWER: (&str, &str) = ("? ", "y");
 const PASSWORDS: [(&str, &str); 2] = [("Password: ", PASSWORD), ("Repeat the password: ", PASSWORD)];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -155,14 +161,14 @@ async fn accounts(reader: &mut Reader) {
     for (number, line) in reader.take("copal register").into_iter().enumerate() {
         let name = format!("new{number}");
         match line.contains("--username") {
-            true => reader.run(&line.replace("--username ann", &format!("--username {name}")), &PASSWORDS),
-            false => reader.run(&line, &[&[("Username: ", &*name)][..], &PASSWORDS].concat()),
+            true => reader.enter(&line.replace("--username ann", &format!("--username {name}")), &PASSWORDS),
+            false => reader.enter(&line, &[&[("Username: ", &*name)][..], &PASSWORDS].concat()),
         };
     }
     for line in reader.take("printf") {
-        reader.run(&line.replace("--username ann", "--username carl"), &[]);
+        reader.run(&line.replace("--username ann", "--username carl"));
     }
-    reader.run_all("copal logout", &[]);
+    reader.run_all("copal logout");
     for line in reader.take("copal login --device") {
         let terminal = OnTerminal::start(reader.bash(&line));
         terminal.wait_shown("user_code=");
@@ -175,12 +181,12 @@ async fn accounts(reader: &mut Reader) {
     }
     for line in reader.take("copal login") {
         match line.contains("--username") {
-            true => reader.run(&line, &PASSWORDS[..1]),
-            false => reader.run(&line, &[("Username: ", "ann"), PASSWORDS[0]]),
+            true => reader.enter(&line, &PASSWORDS[..1]),
+            false => reader.enter(&line, &[("Username: ", "ann"), PASSWORDS[0]]),
         };
     }
-    reader.run_all("COPAL_PASSWORD=", &[]);
-    assert!(reader.take("copal whoami").iter().all(|line| reader.run(line, &[]).contains("ann")));
+    reader.run_all("COPAL_PASSWORD=");
+    assert!(reader.take("copal whoami").iter().all(|line| reader.run(line).contains("ann")));
 }
 
 /// The Site of all later examples, and what is done with it alone.
@@ -188,11 +194,11 @@ fn site(reader: &mut Reader) {
     let (full, bare): (Vec<String>, Vec<String>) =
         reader.take("copal site init").into_iter().partition(|line| line.contains(" -y"));
     for line in &full {
-        reader.run(line, &[]);
+        reader.run(line);
     }
     for line in bare {
         let line = format!("mkdir -p ~/other && cd ~/other && {line}");
-        reader.run(&line, &[("Platform", "local"), ("Name of the Site", "asked")]);
+        reader.enter(&line, &[("Platform", "local"), ("Name of the Site", "asked")]);
     }
     let settings = reader.home().join("my-site/settings.yml");
     let text = fs::read_to_string(&settings)
@@ -200,8 +206,10 @@ fn site(reader: &mut Reader) {
         .replace("allowed_projects: []", "allowed_projects: [PROJECT, P, local]")
         .replace(
             "    local: {max_nodes",
-            "    QUEUE: {max_nodes: 128, max_walltime: 90}\n    Q: {max_nodes: 128, max_walltime: 90}\n    local: {max_nodes",
+            "    QUEUE: {max_nodes: 128, max_walltime: 90, max_queued_jobs: 100}\n    Q: {max_nodes: 128, max_walltime: 90, max_queued_jobs: 100}\n    local: {max_nodes",
         )
+        .replace("  # cpus_per_node: 8", "  cpus_per_node: 64\n  gpu_ids: ['0', '1', '2', '3']")
+        .replace("local_nodes: 1", "local_nodes: 128")
         .replace("{shout: \"\"}", "{shout: \"\", mig_count: \"1\"}");
     fs::write(&settings, text).unwrap();
     let app = |name: &str, rest: &str| {
@@ -209,27 +217,27 @@ fn site(reader: &mut Reader) {
     };
     app("Hello", "command: echo Hello, {{name}}!\nparameters: {name: {required: true}}");
     app("Sim", "command: 'sim {{seed}}'\nparameters: {seed: {default: '0'}}");
-    reader.run_all("copal app sync", &[]);
-    reader.run_all("copal app ls", &[]);
+    reader.run_all("copal app sync");
+    reader.run_all("copal app ls");
     for line in reader.take("copal app show") {
-        reader.run(&line.replace(" 17", " 1"), &[]);
+        reader.run(&line.replace(" 17", " 1"));
     }
     for line in reader.take("copal site start") {
-        reader.run(&line, &[]);
+        reader.run(&line);
         reader.prepare("copal site status && copal site stop --site my-site");
     }
     for line in reader.take("copal site run") {
         reader.watch(&line, || {});
     }
     reader.prepare("copal site start --site my-site");
-    reader.run_all("copal site status", &[]);
-    reader.run_all("copal doctor", &[]);
-    reader.run_all("copal site stop", &[]);
-    reader.run_all("copal site sync", &[]);
+    reader.run_all("copal site status");
+    reader.run_all("copal doctor");
+    reader.run_all("copal site stop");
+    reader.run_all("copal site sync");
     reader.prepare("mkdir -p ~/.config/systemd/user ~/.config/fish/completions ~/.zfunc ~/.local/share/bash-completion/completions");
-    reader.run_all("copal site unit", &[]);
-    reader.run_all("copal completions", &[]);
-    reader.run_all("copal man", &[]);
+    reader.run_all("copal site unit");
+    reader.run_all("copal completions");
+    reader.run_all("copal man");
 }
 
 async fn jobs(reader: &mut Reader) {
@@ -242,8 +250,7 @@ async fn jobs(reader: &mut Reader) {
     write("job.pbs", "#PBS -l select=1:ncpus=1\ncat \"$1\"\n");
     write("input.dat", "1 2 3\n");
     for line in reader.take("copal job create").into_iter().chain(reader.take("copal job submit")) {
-        let asks = !line.contains(" -y") && !line.contains("--dry-run");
-        reader.run(&line, if asks { &[ANSWER] } else { &[] });
+        reader.run(&line);
     }
     // All at an end, so that what waits for them ends, too; one is cancelled, for those who look for it.
     let settle = "copal job modify --all --set-state JOB_FINISHED -y";
@@ -252,35 +259,31 @@ async fn jobs(reader: &mut Reader) {
         let lines = reader.take(beginning);
         for line in lines {
             // Of the many arrays that there may be, this is the one that is there.
-            reader.run(&line.replace("--array 12", "--array 1"), &[]);
+            reader.run(&line.replace("--array 12", "--array 1"));
         }
     }
     reader.prepare("copal job modify 30 7 --set-state FAILED -y");
-    for line in reader.take("copal job modify") {
-        reader.run(&line, if line.contains("12-20") { &[ANSWER] } else { &[] });
-    }
+    reader.run_all("copal job modify");
     reader.prepare("copal job modify --all --set-state PREPROCESSED -y");
-    reader.run_all("copal job cancel", &[]);
+    reader.run_all("copal job cancel");
     reader.prepare("copal job create -a Hello -w t -p name=x --tag workflow=temp-test -y");
-    for line in reader.take("copal job rm 41,42,43") {
-        reader.run(&line, &[ANSWER]);
-    }
-    reader.run_all("copal job rm --tag", &[]);
-    reader.run_all("copal job rm", &[]);
+    reader.run_all("copal job rm 41,42,43");
+    reader.run_all("copal job rm --tag");
+    reader.run_all("copal job rm");
 }
 
 fn queue_and_events(reader: &mut Reader) {
     for line in reader.take("copal queue submit").into_iter().chain(reader.take("copal queue ls")) {
         // Where a Site has several queues and projects, they are named.
         let one = if line.contains("submit") && !line.contains(" -q") { " -q QUEUE -A PROJECT" } else { "" };
-        reader.run(&format!("{line}{one}"), &[]);
+        reader.run(&format!("{line}{one}"));
     }
-    reader.run_all("copal queue show", &[]);
+    reader.run_all("copal queue show");
     for line in reader.take("copal queue watch") {
         reader.watch(&line, || {});
     }
     reader.prepare("copal job create -a Hello --array 1-20 -w 'y/{index}' -p name=x --tag system=H2O -y");
-    reader.run_all("copal events ls", &[]);
+    reader.run_all("copal events ls");
     for line in reader.take("copal events watch") {
         reader.watch(&line, || {
             reader.prepare("copal job create -a Hello -w z -p name=x --tag system=H2O -y");
@@ -289,13 +292,13 @@ fn queue_and_events(reader: &mut Reader) {
     }
     for line in reader.take("copal queue term").into_iter().chain(reader.take("copal queue rm")) {
         let line = line.replace("4711", if line.contains("term") { "4701" } else { "4702" });
-        reader.run(&line, if line.contains("7 8 10-12") { &[ANSWER] } else { &[] });
+        reader.run(&line);
     }
 }
 
 /// Sites that come, move and go.
 fn other_sites(reader: &mut Reader) {
-    reader.run_all("copal site ls", &[]);
+    reader.run_all("copal site ls");
     let init = |reader: &Reader, path: &str, name: &str| {
         reader.prepare(&format!(
             "mkdir -p ~/scratch ~/sites && copal site init {path} --name {name} --platform local -y"
@@ -303,21 +306,22 @@ fn other_sites(reader: &mut Reader) {
     };
     for (number, line) in reader.take("copal site mv").into_iter().enumerate() {
         init(reader, if line.contains("./old") { "./old" } else { "~/sites/a" }, &format!("moved{number}"));
-        reader.run(&line, &[]);
+        reader.run(&line);
     }
     init(reader, "./renamed", "old-name");
     for line in reader.take("copal site rename") {
-        reader.run(&line, &[]);
-        reader.prepare("copal site rename my-site --site ~/my-site");
-        reader.prepare("copal site rename back --site renamed");
-        reader.prepare("copal site rename old-name --site renamed");
+        reader.run(&line);
+        if !line.contains("--site") {
+            reader.prepare("copal site rename my-site");
+        }
     }
     for line in reader.take("copal app rm") {
-        reader.run(&line, if line.contains("-y") { &[] } else { &[ANSWER] });
+        reader.run(&line);
         reader.prepare("copal app sync");
     }
-    for line in reader.take("copal site rm") {
-        reader.run(&line, if line.contains("--force") { &[] } else { &[ANSWER] });
+    // The one with --force first: BatchJobs that are not over keep the other from it.
+    for line in reader.take("copal site rm").into_iter().rev() {
+        reader.run(&line);
         fs::remove_dir_all(reader.home().join("my-site")).unwrap();
         init(reader, "./my-site", "my-site");
     }

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test's helper fails as a test does")]
 
 mod bulk;
+mod completions;
 mod desk;
 mod errors;
 mod formats;
