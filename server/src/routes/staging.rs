@@ -56,9 +56,8 @@ pub(crate) async fn list_due_transfers(
         // Registered before looking: what becomes due after the look wakes this waiter.
         let mut waiter = shared.feed.wait_at(site, Wants::Stageable);
         let due = look().await?;
-        if let Some(token) = &mut token {
-            token.took(due.len());
-        }
+        // Looking takes nothing, so the token goes on as it is: this may be the poll of an agent that was killed, whose
+        // connection does not say so yet.
         drop(token.take());
         if !due.is_empty() || Instant::now() >= deadline || shared.stop.is_cancelled() {
             return Ok(HttpResponse::Ok().json(due));
