@@ -2,7 +2,7 @@
 //! that carry a Job through steps which have nothing to do.
 //!
 //! The server, the agent, the launcher and the diagram in `docs/` all come from [`TRANSITIONS`].
-//! What a transition does besides (locks, events, children) is the server's `db/transition.rs`.
+//! What a transition does besides (locks, events, children) is the server's `db/transition`.
 
 use std::{fmt, str::FromStr};
 

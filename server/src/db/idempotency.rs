@@ -97,7 +97,7 @@ pub async fn finish(tx: &mut PgConnection, owner: UserId, key: &str, status: u16
 /// # Errors
 /// When the database does not answer.
 pub async fn prune(tx: &mut PgConnection) -> ApiResult<u64> {
-    let old = "delete from idempotency_keys where created_at < clock_timestamp() - interval '1 day'";
+    let old = "delete from idempotency_keys where created_at < statement_timestamp() - interval '1 day'";
     Ok(sqlx::query(old).execute(tx).await?.rows_affected())
 }
 

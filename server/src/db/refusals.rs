@@ -71,7 +71,7 @@ pub async fn forget(conn: &mut PgConnection, jobs: &[JobId]) -> ApiResult<()> {
 /// # Errors
 /// The database's.
 pub async fn prune(conn: &mut PgConnection) -> ApiResult<u64> {
-    const SQL: &str = "delete from job_refusals where refused_at < clock_timestamp() - interval '7 days' \
+    const SQL: &str = "delete from job_refusals where refused_at < statement_timestamp() - interval '7 days' \
          and not exists (select from sessions where sessions.id = job_refusals.session_id)";
     Ok(sqlx::query(SQL).execute(conn).await?.rows_affected())
 }

@@ -113,6 +113,6 @@ fn actor_of(from: JobState, to: JobState) -> Actor {
 /// # Errors
 /// The database's.
 pub async fn prune(conn: &mut PgConnection) -> ApiResult<u64> {
-    const SQL: &str = "delete from update_batches where created_at < clock_timestamp() - interval '1 day'";
+    const SQL: &str = "delete from update_batches where created_at < statement_timestamp() - interval '1 day'";
     Ok(sqlx::query(SQL).execute(conn).await?.rows_affected())
 }
