@@ -26,7 +26,13 @@ pub struct Settings {
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { lease_sec: 300.0, lease_hold_sec: 1800.0, sweep_sec: 5.0, registration_open: true, event_retention_days: 0 }
+        Self {
+            lease_sec: 300.0,
+            lease_hold_sec: 1800.0,
+            sweep_sec: 5.0,
+            registration_open: true,
+            event_retention_days: 0,
+        }
     }
 }
 

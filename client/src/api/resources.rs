@@ -400,11 +400,8 @@ impl Client {
         wait_sec: f64,
     ) -> Result<Vec<DueTransfer>, ClientError> {
         let spelled = |state: &TransferState| serde_json::json!(state).as_str().unwrap_or_default().to_owned();
-        let mut pairs: Pairs = vec![
-            ("site_id", site_id.to_string()),
-            ("limit", limit.to_string()),
-            ("wait_sec", wait_sec.to_string()),
-        ];
+        let mut pairs: Pairs =
+            vec![("site_id", site_id.to_string()), ("limit", limit.to_string()), ("wait_sec", wait_sec.to_string())];
         pairs.extend(states.iter().map(|state| ("state", spelled(state))));
         let request = self.request(Method::GET, "transfers/due").query(&pairs);
         self.fetch(request.timeout(ANSWER_TIMEOUT + Duration::from_secs_f64(wait_sec.clamp(0.0, 60.0)))).await
