@@ -4,6 +4,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::PathBuf,
+    time::Duration,
 };
 
 use copal_client::SiteDir;
@@ -12,7 +13,7 @@ use copal_schemas::{
     settings::TransferSettings,
     transfer::{Direction, DueTransfer},
 };
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -23,6 +24,10 @@ use super::{
 
 /// Reports that are taken at once: files that get their names together.
 const AT_ONCE: usize = 5_000;
+/// Messages that come within this time of each other are taken together,
+const GAP: Duration = Duration::from_millis(20);
+/// for no longer than this.
+const LONGEST_GATHERING: Duration = Duration::from_secs(1);
 
 /// What one transfer has to say.
 #[derive(Clone, Debug)]
@@ -52,6 +57,19 @@ pub struct Trip {
     pub stop: CancellationToken,
     /// When the agent itself ends.
     pub agent_stop: CancellationToken,
+}
+
+/// Takes the messages that come right behind others, up to a limit: what many files need together costs hardly more than
+/// what one needs alone.
+pub async fn gather<T>(inbox: &mut mpsc::UnboundedReceiver<T>, into: &mut Vec<T>, limit: usize) {
+    let end = Instant::now() + LONGEST_GATHERING;
+    let mut room = limit;
+    while room > 0 && Instant::now() < end {
+        match tokio::time::timeout(GAP, inbox.recv_many(into, room)).await {
+            Ok(more) if more > 0 => room -= more,
+            _ => break,
+        }
+    }
 }
 
 impl Trip {
@@ -92,6 +110,8 @@ impl Trip {
             let receiving = async {
                 let mut some = Vec::new();
                 while inbox.recv_many(&mut some, AT_ONCE).await > 0 {
+                    let room = AT_ONCE - some.len();
+                    gather(&mut inbox, &mut some, room).await;
                     let mut arrived = Vec::new();
                     for report in some.drain(..) {
                         match report {

@@ -37,7 +37,7 @@ use crate::{
         Cause, StagingError,
         area::Area,
         program::MARK,
-        trip::{Said, Trip},
+        trip::{Said, Trip, gather},
     },
 };
 
@@ -199,7 +199,11 @@ impl Stager {
                         }
                     }
                 }
-                _ = self.said.recv_many(&mut said, MAX_BULK) => self.hear(said).await,
+                _ = self.said.recv_many(&mut said, MAX_BULK) => {
+                    let room = MAX_BULK - said.len();
+                    gather(&mut self.said, &mut said, room).await;
+                    self.hear(said).await;
+                }
                 Some(ended) = self.trips.join_next() => self.trip_ended(ended, &settings).await,
                 () = sleep_until(poll_from), if poll.is_none() && poll_from > Instant::now() => {}
                 () = async { match next_try { Some(at) => sleep_until(at).await, None => std::future::pending().await } } => {}
