@@ -12,13 +12,10 @@ use crate::depot::{Depot, tree};
 
 /// A depot whose folder is on the web.
 fn on_the_web(settings: &[&str]) -> (Depot, WebServer) {
-    let folder = tempfile::tempdir().unwrap().keep();
-    let server = WebServer::start(&folder);
-    let url = format!("http://{}", server.authority());
-    let depot = Depot::new(&[("web", &url)], settings);
-    // The server's folder is the depot's from now on.
-    fs::remove_dir(depot.folder()).unwrap();
-    std::os::unix::fs::symlink(&folder, depot.folder()).unwrap();
+    let depot = Depot::new(&[], settings);
+    let server = WebServer::start(&depot.folder());
+    depot.configure(&[("web", &format!("http://{}", server.authority()))], settings);
+    depot.laptop.site(&["site", "sync"]);
     (depot, server)
 }
 
@@ -27,7 +24,6 @@ fn a_file_that_is_cut_goes_on_where_it_was() {
     let (depot, server) = on_the_web(&[]);
     let content: String = (0..300_000).map(|line| format!("{line}\n")).collect();
     depot.put("big.dat", &content);
-    depot.put("small dat#1?.txt", "small\n");
     server.next("/big.dat", Odd::CutAfter(1_000_000));
     server.next("/big.dat", Odd::Status(503));
     server.next("/big.dat", Odd::CutAfter(300_000));
