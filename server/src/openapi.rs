@@ -16,7 +16,8 @@ use utoipa::{
 };
 
 use crate::routes::{
-    apps, auth, batch_jobs, device, docs, events, health, jobs, sessions, sites, staging, stream, tokens, transfers,
+    apps, auth, batch_jobs, device, docs, events, health, jobs, sessions, sites, staging, stream, subscribe, tokens,
+    transfers,
 };
 
 #[derive(OpenApi)]
@@ -88,6 +89,7 @@ use crate::routes::{
         transfers::update_transfer,
         events::list_events,
         stream::stream_events,
+        subscribe::subscribe_user,
     ),
     components(schemas(Problem)),
     security(("token" = [])),

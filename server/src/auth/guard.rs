@@ -33,6 +33,8 @@ const PUBLIC: &[&str] = &[
     "/auth/token",
     "/auth/revoke",
     "/auth/launcher",
+    // Its token is the first message.
+    "/subscribe-user",
 ];
 
 /// Lets requests through to public paths and those with a good token; all others get 401 or 403.

@@ -15,6 +15,7 @@ pub(crate) mod sessions;
 pub(crate) mod sites;
 pub(crate) mod staging;
 pub(crate) mod stream;
+pub(crate) mod subscribe;
 pub(crate) mod tokens;
 pub(crate) mod transfers;
 
@@ -124,7 +125,8 @@ pub fn table(routes: &mut ServiceConfig) {
                 .put(transfers::update_transfer),
         )
         .service(Endpoint::at(&["/events", "/events/"]).get(events::list_events))
-        .service(Endpoint::at(&["/events/stream", "/events/stream/"]).get(stream::stream_events));
+        .service(Endpoint::at(&["/events/stream", "/events/stream/"]).get(stream::stream_events))
+        .service(Endpoint::at(&["/subscribe-user"]).get(subscribe::subscribe_user));
 }
 
 /// The answer for a path that is not in the table.

@@ -1,4 +1,5 @@
-//! `GET /events/stream`: the user's changes as server-sent events (WHATWG HTML, section 9.2).
+//! `GET /events/stream`: the user's changes as server-sent events (WHATWG HTML, section 9.2), and the stream behind
+//! it, which `subscribe.rs` frames in another way.
 //!
 //! Each stream is one task that writes into a short channel. A client that reads slowly makes the
 //! task wait; what it misses meanwhile is read from the database later, so it costs no memory. One that
@@ -20,6 +21,7 @@ use tokio::{
 };
 use tokio_stream::wrappers::ReceiverStream;
 
+use super::subscribe;
 use crate::{
     app::Shared,
     error::{ApiError, ApiResult},
@@ -31,7 +33,7 @@ use crate::{
 /// A comment line shows that both ends live, and finds clients that are gone.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// Pieces that wait for the client.
-const PIECES_KEPT: usize = 2;
+pub(super) const PIECES_KEPT: usize = 2;
 /// A piece is sent once it is this large: with the ones that wait, the memory that a client can hold.
 const PIECE_BYTES: usize = 32 << 10;
 /// After a failure of the database.
@@ -81,7 +83,8 @@ pub(super) async fn stream_events(
         }
     };
     let (out, pieces) = mpsc::channel(PIECES_KEPT);
-    let stream = Stream { shared: shared.as_ref().clone(), owner: user.id, filter, position, out };
+    let framing = Framing::ServerSent;
+    let stream = Stream { shared: shared.as_ref().clone(), owner: user.id, filter, position, framing, out };
     rt::spawn(stream.run());
     Ok(HttpResponse::Ok()
         .insert_header((CONTENT_TYPE, "text/event-stream"))
@@ -91,23 +94,68 @@ pub(super) async fn stream_events(
         .streaming(ReceiverStream::new(pieces).map(Ok::<Bytes, ApiError>)))
 }
 
-struct Stream {
-    shared: Shared,
-    owner: UserId,
-    filter: StreamFilter,
-    position: Position,
-    out: mpsc::Sender<Bytes>,
+/// How changes are put into pieces.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Framing {
+    /// As server-sent events, several to a piece.
+    ServerSent,
+    /// As messages of a WebSocket, one to a piece.
+    WebSocket,
+}
+
+impl Framing {
+    /// What a stream begins with.
+    fn hello(self, position: &Position) -> Option<String> {
+        match self {
+            // The id alone lets a client resume even before the first event.
+            Self::ServerSent => Some(format!(": copal\nid: {position}\n\n")),
+            Self::WebSocket => None,
+        }
+    }
+
+    fn keep_alive(self) -> Bytes {
+        match self {
+            Self::ServerSent => Bytes::from_static(b":\n\n"),
+            Self::WebSocket => Bytes::new(),
+        }
+    }
+
+    /// Adds a change to a piece, and says whether the piece is to be sent now.
+    fn add(self, piece: &mut String, entry: &Entry, position: impl FnOnce() -> Position) -> bool {
+        match self {
+            Self::ServerSent => {
+                // Writing to a String never fails.
+                let _ = write!(piece, "id: {}\nevent: {}\ndata: {}\n\n", position(), entry.name, entry.json);
+                piece.len() >= PIECE_BYTES
+            }
+            Self::WebSocket => {
+                *piece = subscribe::message(entry).unwrap_or_default();
+                !piece.is_empty()
+            }
+        }
+    }
+}
+
+/// One client's stream.
+pub(super) struct Stream {
+    pub(super) shared: Shared,
+    pub(super) owner: UserId,
+    pub(super) filter: StreamFilter,
+    pub(super) position: Position,
+    pub(super) framing: Framing,
+    pub(super) out: mpsc::Sender<Bytes>,
 }
 
 /// Why a stream is over.
 struct Over;
 
 impl Stream {
-    async fn run(mut self) {
+    /// Streams until the client is gone or the service stops.
+    pub(super) async fn run(mut self) {
         let _counted = metrics::count_stream();
-        // The id alone lets a client resume even before the first event.
-        let hello = format!(": copal\nid: {}\n\n", self.position);
-        if self.out.send(hello.into()).await.is_err() {
+        if let Some(hello) = self.framing.hello(&self.position)
+            && self.out.send(hello.into()).await.is_err()
+        {
             return;
         }
         let stop = self.shared.stop.clone();
@@ -142,7 +190,7 @@ impl Stream {
                         Ok(Message::Lost) | Err(RecvError::Lagged(_)) => break,
                         Err(RecvError::Closed) => return Over,
                     },
-                    _ = keep_alive.tick() => self.out.send(Bytes::from_static(b":\n\n")).await.map_err(|_| Failed::Over),
+                    _ = keep_alive.tick() => self.out.send(self.framing.keep_alive()).await.map_err(|_| Failed::Over),
                 };
                 match sent {
                     Ok(()) => {}
@@ -185,10 +233,8 @@ impl Stream {
         let mut piece = String::new();
         for entry in picked {
             let position =
-                Position { base: self.position.base.clone(), partly: Some((page.target.clone(), entry.key)) };
-            // Writing to a String never fails.
-            let _ = write!(piece, "id: {position}\nevent: {}\ndata: {}\n\n", entry.name, entry.json);
-            if piece.len() >= PIECE_BYTES {
+                || Position { base: self.position.base.clone(), partly: Some((page.target.clone(), entry.key)) };
+            if self.framing.add(&mut piece, entry, position) {
                 self.put(std::mem::take(&mut piece)).await?;
             }
         }

@@ -24,6 +24,7 @@ mod sites;
 mod speed;
 mod staging;
 mod stream;
+mod subscribe;
 mod tag_sets;
 mod tenancy;
 mod tokens;

@@ -77,8 +77,9 @@ const WITHOUT_IDS: &[(&str, &str)] = &[
     ("POST", "/auth/launcher"),
     ("GET", "/auth/logins/"),
     ("POST", "/sites/"),
-    // Its answer has no end; `stream::other_users_see_nothing_of_it` reads it.
+    // Their answers have no end; `stream::other_users_see_nothing_of_it` and `subscribe::nobody_hears_of_others` read them.
     ("GET", "/events/stream"),
+    ("GET", "/subscribe-user"),
 ];
 
 /// Fields and parameters that are named like ids and are none of the service's.
