@@ -156,9 +156,9 @@ mod tests {
         assert_eq!(
             shown(&from_csv(text).unwrap()),
             [
-                r#"2: {"note":"two\nlines","seed":"1","workdir":"a"}"#,
+                r#"2: {"workdir":"a","seed":"1","note":"two\nlines"}"#,
                 "4: bad: it has 2 cells, the heading has 3",
-                r#"6: {"seed":"3","workdir":"c"}"#,
+                r#"6: {"workdir":"c","seed":"3"}"#,
             ]
         );
         assert!(from_csv("a,b,a\n").unwrap_err().contains("twice"));
