@@ -5,7 +5,6 @@
 //! `COPAL_STORM_JOBS` and `COPAL_STORM_SESSIONS` make it larger than what fits a test run.
 #![expect(
     clippy::expect_used,
-    clippy::print_stderr,
     reason = "a test's helper fails as a test does, and tells how fast it was"
 )]
 
