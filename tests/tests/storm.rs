@@ -3,10 +3,7 @@
 //! answered; in calm not even that.
 //!
 //! `COPAL_STORM_JOBS` and `COPAL_STORM_SESSIONS` make it larger than what fits a test run.
-#![expect(
-    clippy::expect_used,
-    reason = "a test's helper fails as a test does, and tells how fast it was"
-)]
+#![expect(clippy::expect_used, reason = "a test's helper fails as a test does, and tells how fast it was")]
 
 use std::{
     sync::{Arc, Mutex},

@@ -1,6 +1,6 @@
 //! The real launcher and the real service, without a scheduler: launchers that share a Site, many nodes, shapes that
 //! only some allocation can hold, clocks that jump.
-#![expect(clippy::unwrap_used, reason = "a test's helper fails as a test does")]
+#![expect(clippy::expect_used, clippy::unwrap_used, reason = "a test's helper fails as a test does")]
 
 mod bed;
 mod clock;

@@ -42,10 +42,10 @@ async fn all_jobs_run_and_each_runs_once() {
         launcher.stop();
     }
     let mut shares: BTreeMap<String, usize> = BTreeMap::new();
-    for index in 0..count {
+    for (index, job) in jobs.iter().enumerate() {
         let trace = std::fs::read_to_string(bed.path(&format!("data/Trace/{index:05}/trace"))).unwrap();
         // One line says that it ran, and once.
-        assert!(["one\n", "two\n"].contains(&trace.as_str()), "Job {}: {trace:?}", jobs[index]);
+        assert!(["one\n", "two\n"].contains(&trace.as_str()), "Job {job}: {trace:?}");
         *shares.entry(trace).or_default() += 1;
     }
     println!("{count} Jobs: {shares:?}");

@@ -168,7 +168,10 @@ impl Stage {
                 return;
             }
             let failed = self.count("FAILED").await;
-            assert!(failed == 0, "{failed} of {count} Jobs failed; {}", self.launcher_log());
+            if failed > 0 {
+                let errors = self.api.list("/events/?to_state=RUN_ERROR&limit=1").await;
+                panic!("{failed} of {count} Jobs failed: {errors:?}; {}", self.launcher_log());
+            }
             assert!(
                 start.elapsed() < Duration::from_secs(1_800),
                 "{finished} of {count} Jobs; {}",
