@@ -169,7 +169,7 @@ impl Stage {
             }
             let failed = self.count("FAILED").await;
             if failed > 0 {
-                let errors = self.api.list("/events/?to_state=RUN_ERROR&limit=1").await;
+                let errors = self.api.list("/events/?to_state=FAILED&limit=1").await;
                 panic!("{failed} of {count} Jobs failed: {errors:?}; {}", self.launcher_log());
             }
             assert!(
