@@ -56,19 +56,20 @@ pub(crate) fn rate(count: usize, time: Duration) -> f64 {
     count as f64 / time.as_secs_f64()
 }
 
-/// Calls `run` for 0 to `count`, `at_a_time` calls at a time.
-fn repeat(count: usize, at_a_time: usize, run: impl Fn(usize) + Sync) -> Bare {
+/// Calls `run` for 0 to `count`, `at_a_time` calls at a time; also says which of these places calls.
+fn repeat(count: usize, at_a_time: usize, run: impl Fn(usize, usize) + Sync) -> Bare {
     let next = AtomicUsize::new(0);
     let (start, cpu) = (Instant::now(), cpu_sec());
     thread::scope(|scope| {
-        for _ in 0..at_a_time {
-            scope.spawn(|| {
+        for place in 0..at_a_time {
+            let (next, run) = (&next, &run);
+            scope.spawn(move || {
                 loop {
                     let index = next.fetch_add(1, Ordering::Relaxed);
                     if index >= count {
                         break;
                     }
-                    run(index);
+                    run(index, place);
                 }
             });
         }
@@ -89,14 +90,16 @@ pub(crate) fn commands(
     count: usize,
     at_a_time: usize,
 ) -> Bare {
-    repeat(count, at_a_time, |_| {
+    // Runs of Open MPI 4 that share a folder for their files may trip over each other.
+    let own = |place: usize| {
+        env.iter().map(move |(name, value)| match name.as_str() {
+            "OMPI_MCA_orte_tmpdir_base" => (name.clone(), format!("{value}-{place}")),
+            _ => (name.clone(), value.clone()),
+        })
+    };
+    repeat(count, at_a_time, |_, place| {
         let mut command = Command::new(&argv[0]);
-        command
-            .args(&argv[1..])
-            .envs(env.iter().cloned())
-            .current_dir(folder)
-            .stdout(Stdio::null())
-            .stderr(Stdio::null());
+        command.args(&argv[1..]).envs(own(place)).current_dir(folder).stdout(Stdio::null()).stderr(Stdio::null());
         end(&mut command);
     })
 }
@@ -104,7 +107,7 @@ pub(crate) fn commands(
 /// `/bin/true` in a new folder each, its output in a file there.
 pub(crate) fn with_files(folder: &Path, count: usize, at_a_time: usize) -> Bare {
     fs::create_dir_all(folder).expect("a folder for folders");
-    repeat(count, at_a_time, |index| {
+    repeat(count, at_a_time, |index, _| {
         let workdir = folder.join(format!("{index:06}"));
         fs::create_dir(&workdir).expect("a new folder");
         let output: File =
