@@ -81,6 +81,11 @@ impl Bed {
         counts.as_object().unwrap().iter().map(|(state, count)| (state.clone(), count.as_u64().unwrap())).collect()
     }
 
+    /// How many launchers have opened a Session.
+    pub(crate) async fn sessions(&self) -> usize {
+        self.api.list("/sessions/").await.len()
+    }
+
     /// Waits until so many Jobs are in a state.
     pub(crate) async fn wait_count(&self, state: &str, count: u64) {
         wait_for(&format!("{count} Jobs {state}"), LIMIT, async || match self.counts().await {

@@ -31,8 +31,14 @@ fn packed() -> Value {
 async fn all_jobs_run_and_each_runs_once() {
     let count = job_count();
     let bed = Bed::new(&[("Trace", TRACE)]).await;
-    let jobs = bed.jobs("Trace", count, &packed()).await;
     let launchers = two(&bed).await;
+    // Both are there before there is work, so that neither has a start.
+    wait_for("both Sessions", LIMIT, async || match bed.sessions().await {
+        2 => Ok(()),
+        count => Err(format!("{count} Sessions")),
+    })
+    .await;
+    let jobs = bed.jobs("Trace", count, &packed()).await;
     wait_for("all Jobs to be finished", LIMIT * 5, async || match bed.counts().await {
         counts if counts.get("JOB_FINISHED") == Some(&(count as u64)) => Ok(()),
         counts => Err(format!("{counts:?}; {}", launchers[0].log())),
