@@ -22,7 +22,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use tokio::{io::AsyncWriteExt, process::Command};
 
-use crate::process::send_group;
+use crate::process::Group;
 
 /// Between TERM and KILL for a hook that takes too long.
 const STOP_GRACE: Duration = Duration::from_secs(2);
@@ -207,23 +207,6 @@ impl HookRun<'_> {
                 )
             },
         )
-    }
-}
-
-/// What a hook leaves running is killed with it, also when the agent drops the run.
-struct Group(Option<u32>);
-
-impl Group {
-    fn send(&self, signal: Signal) {
-        if let Some(group) = self.0 {
-            send_group(group, signal);
-        }
-    }
-}
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        self.send(Signal::SIGKILL);
     }
 }
 

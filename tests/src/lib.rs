@@ -11,6 +11,7 @@ pub mod exchange;
 pub mod gate;
 pub mod globus;
 pub mod laptop;
+pub mod pages;
 pub mod postgres;
 pub mod process;
 pub mod python;

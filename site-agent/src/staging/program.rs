@@ -15,7 +15,7 @@ use tokio::{
 };
 
 use super::{Cause, Run, StagingError};
-use crate::process::send_group;
+use crate::process::Group;
 
 /// In the environment of every program, with the Site's folder: the next agent finds what a killed one left.
 pub const MARK: &str = "COPAL_STAGING";
@@ -129,21 +129,4 @@ async fn read(stream: Option<impl AsyncRead + Unpin>) -> Vec<u8> {
 fn ended(status: ExitStatus, stdout: Vec<u8>, stderr: Vec<u8>) -> Ended {
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
     Ended { code: status.code(), stdout: text(stdout), stderr: text(stderr) }
-}
-
-/// The program and what it started: killed with it, also when the agent drops the run.
-struct Group(Option<u32>);
-
-impl Group {
-    fn send(&self, signal: Signal) {
-        if let Some(group) = self.0 {
-            send_group(group, signal);
-        }
-    }
-}
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        self.send(Signal::SIGKILL);
-    }
 }

@@ -1,30 +1,14 @@
 //! The Python function of `docs/PYTHON_APPS.md`, copied from there and run as the page says.
 
-use std::{fs, path::Path};
+use std::fs;
+
+use copal_tests::pages;
 
 use crate::laptop::Laptop;
 
-/// The files that the page shows: a line with the name in backticks and a colon, then the text between fences.
-fn files(page: &str) -> Vec<(String, String)> {
-    let mut files = Vec::new();
-    let mut lines = page.lines();
-    while let Some(line) = lines.next() {
-        let Some(name) = line.strip_prefix('`').and_then(|rest| rest.strip_suffix("`:")) else { continue };
-        let text: Vec<&str> = lines
-            .by_ref()
-            .skip_while(|line| !line.starts_with("```"))
-            .skip(1)
-            .take_while(|line| *line != "```")
-            .collect();
-        files.push((name.to_owned(), text.join("\n") + "\n"));
-    }
-    files
-}
-
 #[test]
 fn the_python_function_of_the_page_runs() {
-    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/PYTHON_APPS.md");
-    let files = files(&fs::read_to_string(page).unwrap());
+    let files = pages::files("PYTHON_APPS.md");
     let laptop = Laptop::with_site(1);
     for (name, text) in &files {
         match name.strip_prefix("apps/") {

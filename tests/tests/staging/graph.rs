@@ -5,7 +5,7 @@
 use std::{
     fs,
     os::unix::fs::PermissionsExt,
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::{Output, Stdio},
     time::Duration,
 };
@@ -14,6 +14,7 @@ use copal_tests::{
     LIMIT,
     exchange::ask,
     laptop::Laptop,
+    pages,
     process::{Running, describe, free_port},
     python,
     wait::wait_blocking,
@@ -33,8 +34,7 @@ impl World {
         let home = laptop.programs.home().to_owned();
         let depot = home.join("depot");
         fs::create_dir(&depot).unwrap();
-        let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/GRAPHS.md");
-        let files = files(&fs::read_to_string(page).unwrap());
+        let files = pages::files("GRAPHS.md");
         for site in ["beamline", "cluster"] {
             laptop.copal(&["site", "init", site, "--name", site, "--platform", "local", "-y"]);
             let path = home.join(site).join("settings.yml");
@@ -95,23 +95,6 @@ impl Drop for World {
             let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGTERM);
         }
     }
-}
-
-/// The files that the page shows: a line with the name in backticks and a colon, then the text between fences.
-fn files(page: &str) -> Vec<(String, String)> {
-    let mut files = Vec::new();
-    let mut lines = page.lines();
-    while let Some(line) = lines.next() {
-        let Some(name) = line.strip_prefix('`').and_then(|rest| rest.strip_suffix("`:")) else { continue };
-        let text: Vec<&str> = lines
-            .by_ref()
-            .skip_while(|line| !line.starts_with("```"))
-            .skip(1)
-            .take_while(|line| *line != "```")
-            .collect();
-        files.push((name.to_owned(), text.join("\n") + "\n"));
-    }
-    files
 }
 
 #[test]
