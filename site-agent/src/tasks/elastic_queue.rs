@@ -1,7 +1,9 @@
 //! The elastic queue: asks for BatchJobs as the Site's Jobs need them, and withdraws those that nobody
-//! needs any more. How many is `elastic_queue/plan.rs`.
+//! needs any more. How many is `elastic_queue/plan.rs`,
+//! which Jobs have a place already `elastic_queue/supply.rs`.
 
 mod plan;
+mod supply;
 
 use std::time::Duration;
 

@@ -1,17 +1,18 @@
 //! What the elastic queue asks for and withdraws, given all that is known. Pure.
 //!
-//! Demand is what the Jobs that run or could run occupy, less what the open BatchJobs will take. Jobs that no
-//! BatchJob of the allowed sizes could run are none.
+//! Demand is what the Jobs that run or could run occupy, less those that the open BatchJobs will take (`supply.rs`). Jobs
+//! that no BatchJob of the allowed sizes could run are none.
 
 use chrono::TimeDelta;
 use copal_schemas::{
-    BatchJobId, StringMap, Timestamp,
+    BatchJobId, JobState, Timestamp,
     batch_job::{BatchJob, BatchJobState, JobMode},
     job::Job,
-    resources::WHOLE,
     settings::ElasticQueueSettings,
     site::BackfillWindow,
 };
+
+use super::supply::{Rest, footprint, is_for_serial, rest};
 
 /// All that is known.
 pub(super) struct View<'a> {
@@ -44,17 +45,12 @@ pub(super) fn plan(view: &View<'_>) -> Plan {
     let settings = view.settings;
     let jobs: Vec<&Job> = view.jobs.iter().filter(|job| could_run(job, settings)).collect();
     let demand = footprint(&jobs, view.scale);
-    let live = view.open.iter().filter(|batch_job| batch_job.state != BatchJobState::PendingDeletion);
-    let supply: i32 = live.map(|batch_job| serves(batch_job, &jobs, view.scale)).fold(0, i32::saturating_add);
-    let mut plan = Plan { withdraw: withdrawn(view, supply.saturating_sub(demand)), ..Plan::default() };
+    let rest = rest(&jobs, view.scale, view.open, view.now);
+    let mut plan = Plan { withdraw: withdrawn(view, &rest), ..Plan::default() };
 
-    let missing = demand.saturating_sub(supply);
-    let widest = jobs.iter().map(|job| job.num_nodes).max().unwrap_or(0);
-    let is_wide_enough =
-        view.open.iter().any(|batch_job| batch_job.filter_tags.is_empty() && batch_job.num_nodes >= widest);
-    let least = if is_wide_enough { settings.min_num_nodes } else { settings.min_num_nodes.max(widest) };
-    plan.word = format!("Jobs need {demand} nodes, {supply} are there or asked for");
-    if missing <= 0 && is_wide_enough || demand == 0 {
+    let missing = rest.nodes(settings.max_num_nodes, settings.max_wall_time_min);
+    plan.word = format!("Jobs need {demand} nodes, {} of them are there or asked for", demand.saturating_sub(missing));
+    if missing == 0 {
         return plan;
     }
     let waiting = view.open.iter().filter(|batch_job| is_waiting(batch_job)).count();
@@ -64,11 +60,11 @@ pub(super) fn plan(view: &View<'_>) -> Plan {
     }
     match view.windows {
         None => {
-            let nodes = missing.max(least).min(settings.max_num_nodes).max(1);
+            let nodes = missing.max(settings.min_num_nodes).min(settings.max_num_nodes).max(1);
             plan.ask = Some((nodes, settings.max_wall_time_min));
         }
         Some(windows) => {
-            plan.ask = window(windows, taken(view), settings, missing, least);
+            plan.ask = window(windows, taken(view), settings, &rest);
             if plan.ask.is_none() {
                 plan.word = format!("{}; no backfill window of queue {:?} fits", plan.word, settings.submit_queue);
             }
@@ -77,71 +73,33 @@ pub(super) fn plan(view: &View<'_>) -> Plan {
     plan
 }
 
-/// Whether a BatchJob of the allowed sizes could run this Job.
+/// Whether a BatchJob of the allowed sizes could run this Job. One that runs has shown it.
 fn could_run(job: &Job, settings: &ElasticQueueSettings) -> bool {
-    job.num_nodes <= settings.max_num_nodes
-        && job.wall_time_min <= settings.max_wall_time_min
-        && (settings.job_mode == JobMode::Mpi || (job.num_nodes == 1 && job.ranks_per_node == 1))
-}
-
-/// Nodes that these Jobs occupy if all run at once, rounded up.
-fn footprint(jobs: &[&Job], scale: f64) -> i32 {
-    let shares: u64 =
-        jobs.iter().map(|job| u64::try_from(job.num_nodes).unwrap_or(1) * u64::from(job.shape().occupancy())).sum();
-    let nodes = shares as f64 * scale / f64::from(WHOLE);
-    nodes.ceil().min(f64::from(i32::MAX)) as i32
-}
-
-/// How many nodes of a BatchJob these Jobs can use: one with tags takes only Jobs that have them.
-fn serves(batch_job: &BatchJob, jobs: &[&Job], scale: f64) -> i32 {
-    let matching = |tags: &StringMap| -> i32 {
-        let jobs: Vec<&Job> = jobs
-            .iter()
-            .filter(|job| tags.iter().all(|(key, value)| job.tags.get(key) == Some(value)))
-            .copied()
-            .collect();
-        footprint(&jobs, scale)
-    };
-    match &batch_job.partitions {
-        Some(partitions) => partitions
-            .iter()
-            .map(|part| {
-                if part.filter_tags.is_empty() {
-                    part.num_nodes
-                } else {
-                    part.num_nodes.min(matching(&part.filter_tags))
-                }
-            })
-            .fold(0, i32::saturating_add),
-        None if batch_job.filter_tags.is_empty() => batch_job.num_nodes,
-        None => batch_job.num_nodes.min(matching(&batch_job.filter_tags)),
-    }
+    job.state == JobState::Running
+        || job.num_nodes <= settings.max_num_nodes
+            && job.wall_time_min <= settings.max_wall_time_min
+            && (settings.job_mode == JobMode::Mpi || is_for_serial(job))
 }
 
 fn is_waiting(batch_job: &BatchJob) -> bool {
     matches!(batch_job.state, BatchJobState::PendingSubmission | BatchJobState::Queued)
 }
 
-/// Own BatchJobs that wait and are not needed, the newest first, or that have waited too long.
-fn withdrawn(view: &View<'_>, mut surplus: i32) -> Vec<(BatchJobId, String)> {
+/// Own BatchJobs that wait and that no Job needs, or that have waited too long.
+fn withdrawn(view: &View<'_>, rest: &Rest<'_>) -> Vec<(BatchJobId, String)> {
     let limit = view.settings.max_queue_wait_time_min;
-    let mut waiting: Vec<(&BatchJob, Timestamp)> = view
-        .open
-        .iter()
-        .filter(|batch_job| is_waiting(batch_job))
-        .filter_map(|batch_job| Some((batch_job, view.own.iter().find(|(id, _)| *id == batch_job.id)?.1)))
-        .collect();
-    waiting.sort_by_key(|(batch_job, _)| std::cmp::Reverse(batch_job.id));
-    let mut withdrawn = Vec::new();
-    for (batch_job, since) in waiting {
-        if surplus >= batch_job.num_nodes {
-            surplus -= batch_job.num_nodes;
-            withdrawn.push((batch_job.id, "no Job needs it any more".into()));
+    let own = |id: BatchJobId| view.own.iter().find(|(own, _)| *own == id).map(|(_, since)| *since);
+    let waiting = view.open.iter().filter(|batch_job| is_waiting(batch_job));
+    let reason = |id: BatchJobId, since: Timestamp| {
+        if !rest.used.contains(&id) {
+            Some("no Job needs it any more".to_owned())
         } else if limit > 0 && view.now - since > TimeDelta::minutes(i64::from(limit)) {
-            withdrawn.push((batch_job.id, format!("it has waited for more than {limit} minutes")));
+            Some(format!("it has waited for more than {limit} minutes"))
+        } else {
+            None
         }
-    }
-    withdrawn
+    };
+    waiting.filter_map(|batch_job| Some((batch_job.id, reason(batch_job.id, own(batch_job.id)?)?))).collect()
 }
 
 /// Nodes of the queue that are idle still, and that the Site's own waiting BatchJobs will take.
@@ -156,18 +114,19 @@ fn window(
     windows: &[BackfillWindow],
     taken: i32,
     settings: &ElasticQueueSettings,
-    missing: i32,
-    least: i32,
+    rest: &Rest<'_>,
 ) -> Option<(i32, i32)> {
-    let wanted = missing.max(least).min(settings.max_num_nodes).max(1);
+    let least = settings.min_num_nodes.max(1);
     windows
         .iter()
-        .map(|window| {
+        .filter_map(|window| {
             let minutes =
                 window.wall_time_min.saturating_sub(settings.wall_time_pad_min).min(settings.max_wall_time_min);
-            (window.num_nodes.saturating_sub(taken).min(wanted), minutes)
+            let room = window.num_nodes.saturating_sub(taken).min(settings.max_num_nodes);
+            let useful = rest.nodes(room, minutes);
+            let is_enough = room >= least && minutes >= settings.min_wall_time_min.max(1) && useful > 0;
+            is_enough.then_some((useful.max(least).min(room), minutes))
         })
-        .filter(|(nodes, minutes)| *nodes >= least.max(1) && *minutes >= settings.min_wall_time_min.max(1))
         .max_by_key(|(nodes, minutes)| i64::from(*nodes) * i64::from(*minutes))
 }
 

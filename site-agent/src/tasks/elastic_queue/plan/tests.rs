@@ -1,5 +1,5 @@
 use chrono::Utc;
-use copal_schemas::{JobId, SiteId};
+use copal_schemas::{JobId, SiteId, StringMap};
 
 use super::*;
 
@@ -82,7 +82,7 @@ fn a_burst_grows_within_the_limits_and_shrinks_to_nothing() {
     assert!(full.word.ends_with("2 BatchJobs wait already, which is the most allowed"), "{}", full.word);
     // Four nodes' worth is left: what runs is enough, what waits goes.
     let rest = planned(&settings, &burst[..16], &open, None);
-    assert_eq!(rest.withdraw.iter().map(|(id, _)| id.0).collect::<Vec<_>>(), [3, 2]);
+    assert_eq!(rest.withdraw.iter().map(|(id, _)| id.0).collect::<Vec<_>>(), [2, 3]);
     assert_eq!(planned(&settings, &[], &open, None).withdraw.len(), 2);
 }
 
@@ -116,6 +116,53 @@ fn nodes_for_other_tags_are_no_help() {
     water.tags.insert("system".into(), "H2O".into());
     let plain = batch_job(2, 1, BatchJobState::Running);
     assert_eq!(planned(&settings(), &[water], &[tagged, plain], None).ask, None);
+}
+
+/// Asked for in one pass and withdrawn in the next, again and again: a Job that runs in an allocation for its tags, and
+/// a wide one whose allocation waits beside many narrow ones.
+#[test]
+fn pitfall_065_what_has_its_place_is_no_demand() {
+    let mut tagged = batch_job(1, 1, BatchJobState::Running);
+    tagged.filter_tags.insert("kind".into(), "long".into());
+    let mut long = Job { state: JobState::Running, batch_job_id: Some(tagged.id), ..job(1, 1, 1) };
+    long.tags.insert("kind".into(), "long".into());
+    let plan = planned(&settings(), &[long.clone()], &[tagged], None);
+    assert_eq!((plan.ask, plan.withdraw), (None, vec![]), "{}", plan.word);
+
+    let mut open = vec![batch_job(1, 2, BatchJobState::Running), batch_job(2, 2, BatchJobState::Running)];
+    let jobs = [job(1, 3, 1), job(2, 1, 1)];
+    assert_eq!(planned(&settings(), &jobs, &open, None).ask, Some((3, 360)));
+    open.push(batch_job(3, 3, BatchJobState::Queued));
+    let plan = planned(&settings(), &jobs, &open, None);
+    assert_eq!((plan.ask, plan.withdraw), (None, vec![]), "{}", plan.word);
+    // It is the one that is needed; a narrow one that waits is not.
+    open.push(batch_job(4, 1, BatchJobState::Queued));
+    let plan = planned(&settings(), &jobs, &open, None);
+    assert_eq!(plan.withdraw, [(BatchJobId(4), "no Job needs it any more".to_owned())]);
+}
+
+/// What an allocation has no time or no mode for is demand all the same.
+#[test]
+fn an_allocation_serves_what_it_could_start() {
+    let now = Utc::now();
+    let mut open = [BatchJob { start_time: Some(now), ..batch_job(1, 4, BatchJobState::Running) }];
+    let jobs = [Job { wall_time_min: 30, ..job(1, 1, 1) }];
+    assert_eq!(planned(&settings(), &jobs, &open, None).ask, None);
+    open[0].start_time = Some(now - TimeDelta::minutes(40));
+    assert_eq!(planned(&settings(), &jobs, &open, None).ask, Some((1, 360)));
+    open[0].start_time = Some(now);
+    open[0].job_mode = JobMode::Serial;
+    assert_eq!(planned(&settings(), &[Job { ranks_per_node: 2, ..job(1, 1, 1) }], &open, None).ask, Some((1, 360)));
+}
+
+/// A hole is only worth what would start in it.
+#[test]
+fn a_narrow_window_is_for_narrow_jobs() {
+    let windows = [BackfillWindow { num_nodes: 2, wall_time_min: 60 }];
+    let ask = |jobs: &[Job]| planned(&settings(), jobs, &[], Some(&windows)).ask;
+    assert_eq!(ask(&[job(1, 3, 1)]), None);
+    assert_eq!(ask(&[job(1, 3, 1), job(2, 1, 1)]), Some((1, 55)));
+    assert_eq!(ask(&[Job { wall_time_min: 90, ..job(1, 1, 1) }]), None);
 }
 
 #[test]
