@@ -2,6 +2,7 @@
 //! The types of the file are in `copal_schemas::app_file`.
 
 mod rules;
+mod shell;
 
 use std::{
     collections::BTreeMap,
@@ -59,6 +60,14 @@ pub enum AppError {
         #[source]
         source: Box<RenderError>,
     },
+    /// A value stands in the command where it can't be quoted.
+    #[error("App {app}: {message}")]
+    Quoting {
+        /// The App.
+        app: String,
+        /// Where, and the remedy.
+        message: String,
+    },
 }
 
 impl App {
@@ -91,7 +100,7 @@ impl App {
         rules::check(&spec)?;
         let mut commands = Handlebars::new();
         commands.set_strict_mode(true);
-        commands.register_escape_fn(quote);
+        commands.register_escape_fn(shell::marked);
         commands
             .register_template_string("command", &spec.command)
             .map_err(|error| ("command".into(), error.to_string()))?;
@@ -100,7 +109,9 @@ impl App {
         // With texts and without them, for the sake of both sides of an `{{#if}}`.
         for value in ["x", ""] {
             let probe = app.spec.parameters.keys().map(|name| (name.clone(), value.into())).collect::<StringMap>();
-            app.commands.render("command", &probe).map_err(|error| ("command".into(), unknown_variable(&error)))?;
+            let rendered = app.commands.render("command", &probe);
+            let rendered = rendered.map_err(|error| ("command".into(), unknown_variable(&error)))?;
+            shell::quote_values(&rendered).map_err(|message| ("command".into(), message.to_owned()))?;
         }
         Ok(app)
     }
@@ -158,15 +169,16 @@ impl App {
         }
     }
 
-    /// The command as a shell reads it, with every value quoted unless the template says `{{{x}}}`.
+    /// The command as a shell reads it, with every value quoted as its place asks for, unless the template says `{{{x}}}`.
     ///
     /// # Errors
-    /// When a parameter is missing, unknown or not among its choices.
+    /// When a parameter is missing, unknown or not among its choices, or stands where it can't be quoted.
     pub fn command(&self, given: &StringMap) -> Result<String, AppError> {
         let values = self.values(given)?;
-        self.commands
-            .render("command", &values)
-            .map_err(|source| AppError::Render { app: self.spec.name.clone(), source: Box::new(source) })
+        let app = || self.spec.name.clone();
+        let rendered = self.commands.render("command", &values);
+        let rendered = rendered.map_err(|source| AppError::Render { app: app(), source: Box::new(source) })?;
+        shell::quote_values(&rendered).map_err(|message| AppError::Quoting { app: app(), message: message.into() })
     }
 
     /// The given parameters with defaults filled in.
@@ -198,12 +210,6 @@ fn index_parameter(spec: &ParameterSpec) -> AppParameter {
 
 pub use copal_schemas::app::fill_parameters;
 
-/// Quotes a value for a POSIX shell. NUL, which no shell can carry, is left out.
-fn quote(value: &str) -> String {
-    let value = value.replace('\0', "");
-    shlex::try_quote(&value).map_or_else(|_| String::from("''"), std::borrow::Cow::into_owned)
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -226,6 +232,21 @@ mod tests {
         let hello = app(HELLO).unwrap();
         let command = hello.command(&given(&[("name", "a b; rm -rf /"), ("tail", "> x")])).unwrap();
         assert_eq!(shlex::split(&command).unwrap(), ["echo", "Hello,", "a b; rm -rf /", ">", "x"]);
+    }
+
+    #[test]
+    fn a_value_between_quotes_of_the_command_is_quoted_for_them() {
+        let app = app("name: X\ncommand: 'echo \"Hello {{name}}\"'\nparameters: {name: {required: true}}\n").unwrap();
+        let command = app.command(&given(&[("name", "$(id) \"x\"")])).unwrap();
+        assert_eq!(command, r#"echo "Hello \$(id) \"x\"""#);
+    }
+
+    #[test]
+    fn a_value_in_a_place_where_it_could_run_is_a_mistake_of_the_file() {
+        let text = "name: X\ncommand: 'echo $(({{n}}))'\nparameters: {n: {required: true}}\n";
+        let (field, message) = app(text).unwrap_err();
+        assert_eq!(field, "command");
+        assert!(message.contains("arithmetic"), "{message}");
     }
 
     #[test]
