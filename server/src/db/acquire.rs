@@ -1,5 +1,5 @@
 //! A Session claims Jobs: one SKIP LOCKED statement on the partial index of its order, or of its order
-//! within a tag set (contract, section 8).
+//! within a tag set (contract, section 8), or on that of kinds where the first Jobs in the order do not fit.
 
 use copal_schemas::{
     JobState, SessionId, SiteId,
@@ -11,6 +11,7 @@ use sqlx::{PgConnection, Postgres, QueryBuilder, types::Json};
 
 use super::{
     jobs::{JobRow, job_columns},
+    kinds::{self, Kinds},
     scope::Scope,
     sessions,
     tag_sets::{self, Matching, Odd},
@@ -59,9 +60,13 @@ pub enum Acquired {
     Nothing(SiteId),
 }
 
+/// Jobs in the order that are looked at before it is followed; twice as many as are wanted where that is more.
+const LOOK: i64 = 200;
+
 /// Notes a sign of life of the Session and locks up to `max_num_jobs` Jobs that fit for it. Never waits for
-/// another transaction and never takes what another one takes. One statement, so it needs no transaction
-/// around it; with tags one more, which only reads.
+/// another transaction and never takes what another one takes. One statement that writes, so it needs no transaction
+/// around it; with tags one more comes before, which only reads. Where the first Jobs in the order do not fit it takes
+/// none, and three more find out which kinds do and take of them.
 ///
 /// # Errors
 /// `session_ended` when the user has no such Session (any more).
@@ -82,13 +87,43 @@ pub async fn acquire(
     } else {
         Tagged::ByRow
     };
-    let mut claim = Claim { scope, wanted, order: Order::of(wanted).columns(), sql: QueryBuilder::new("") };
-    claim.build(session, &tagged);
-    let rows: Vec<JobRow> = claim.sql.build_query_as().fetch_all(&mut *conn).await?;
-    if rows.is_empty() {
-        return Ok(Acquired::Nothing(sessions::get(conn, scope, session).await?.site_id));
+    let kinds_matter = kinds::matter(wanted) && !matches!(&tagged, Tagged::In(found) if found.sets.is_empty());
+    let in_order = Candidates::in_order(&tagged, kinds_matter);
+    let mut jobs = Vec::new();
+    // Several sets have no order of their own that could be looked at.
+    if !kinds_matter || matches!(in_order, Candidates::InOrder { .. }) {
+        jobs = claim(&mut *conn, scope, session, wanted, &in_order).await?;
     }
-    Ok(Acquired::Jobs(rows.into_iter().map(Job::from).collect()))
+    if !jobs.is_empty() {
+        return Ok(Acquired::Jobs(jobs));
+    }
+    let site = sessions::get(&mut *conn, scope, session).await?.site_id;
+    if kinds_matter {
+        let (sets, odd) = match &tagged {
+            Tagged::In(Matching { sets, odd }) => (Some(sets.as_slice()), *odd),
+            Tagged::All | Tagged::ByRow => (None, Odd::None),
+        };
+        let order = Order::of(wanted).columns();
+        let candidates = match kinds::fitting(&mut *conn, scope, site, wanted, order, sets).await? {
+            Some(kinds) => Candidates::Best(Groups::Kinds(kinds), odd),
+            None => Candidates::in_order(&tagged, false),
+        };
+        jobs = claim(conn, scope, session, wanted, &candidates).await?;
+    }
+    Ok(if jobs.is_empty() { Acquired::Nothing(site) } else { Acquired::Jobs(jobs) })
+}
+
+async fn claim(
+    conn: &mut PgConnection,
+    scope: Scope,
+    session: SessionId,
+    wanted: &Acquire,
+    candidates: &Candidates,
+) -> ApiResult<Vec<Job>> {
+    let mut claim = Claim { scope, wanted, order: Order::of(wanted).columns(), sql: QueryBuilder::new("") };
+    claim.build(session, candidates);
+    let rows: Vec<JobRow> = claim.sql.build_query_as().fetch_all(conn).await?;
+    Ok(rows.into_iter().map(Job::from).collect())
 }
 
 /// How the wanted tags are found.
@@ -101,19 +136,51 @@ enum Tagged {
     ByRow,
 }
 
+/// Where the Jobs to take are looked for.
+enum Candidates {
+    /// In the order, among these. With `look` only where the first ones are enough, or all that there are.
+    InOrder { among: Among, look: bool },
+    /// The best of several groups, and of the odd ones.
+    Best(Groups, Odd),
+}
+
+/// Jobs that an index has together, in the order of the acquire.
+enum Groups {
+    Sets(Vec<i64>),
+    Kinds(Kinds),
+}
+
+impl Candidates {
+    fn in_order(tagged: &Tagged, look: bool) -> Self {
+        let among = match tagged {
+            Tagged::All => Among::All,
+            Tagged::ByRow => Among::WithTags,
+            Tagged::In(Matching { sets, odd: Odd::None }) if sets.len() == 1 => Among::Set(sets[0]),
+            Tagged::In(Matching { sets, odd }) if sets.is_empty() => Among::Odd(*odd),
+            Tagged::In(Matching { sets, odd }) => return Self::Best(Groups::Sets(sets.clone()), *odd),
+        };
+        Self::InOrder { among, look }
+    }
+}
+
 /// Among which Jobs of the Site to pick.
 #[derive(Clone, Copy)]
 enum Among {
     All,
     /// One tag set.
     Set(i64),
-    /// The tag set in this column.
-    SetOf(&'static str),
+    /// The tag set `g.tag_set`.
+    SetOfGroup,
+    /// The kind `g`.
+    KindOfGroup,
     /// The odd ones.
     Odd(Odd),
     /// Those whose row has the tags.
     WithTags,
 }
+
+/// What is read of a Job to place it.
+const PICKED: &str = "id, tag_set, app_id, priority, num_nodes, ranks_per_node, node_packing_count, wall_time_min";
 
 /// The statement, in the making.
 struct Claim<'a> {
@@ -124,12 +191,15 @@ struct Claim<'a> {
 }
 
 impl Claim<'_> {
-    fn build(&mut self, session: SessionId, tagged: &Tagged) {
+    fn build(&mut self, session: SessionId, candidates: &Candidates) {
         let order = self.order;
         self.sql.push("with holder as (");
         sessions::push_beat(&mut self.sql, self.scope, session);
         self.sql.push("), ");
-        self.push_candidates(tagged);
+        match candidates {
+            Candidates::InOrder { among, look } => self.push_candidates(*among, *look),
+            Candidates::Best(groups, odd) => self.push_best(groups, *odd),
+        }
         self.sql.push(", placed as (select id, row_number() over (order by ").push(order);
         self.sql.push(") as place, sum(num_nodes::float8 / node_packing_count) over (order by ").push(order);
         self.sql.push(" rows unbounded preceding) as nodes from candidate), ");
@@ -146,48 +216,83 @@ impl Claim<'_> {
         self.sql.push(" from taken j join job_details d on d.job_id = j.id order by j.place");
     }
 
-    fn push_candidates(&mut self, tagged: &Tagged) {
-        let most = self.wanted.max_num_jobs;
-        let among = match tagged {
-            Tagged::All => Among::All,
-            Tagged::ByRow => Among::WithTags,
-            Tagged::In(Matching { sets, odd: Odd::None }) if sets.len() == 1 => Among::Set(sets[0]),
-            Tagged::In(Matching { sets, odd }) if sets.is_empty() => Among::Odd(*odd),
-            Tagged::In(Matching { sets, odd }) => return self.push_candidates_of(sets, *odd),
-        };
+    fn push_candidates(&mut self, among: Among, look: bool) {
+        let (order, most) = (self.order, self.wanted.max_num_jobs);
+        if look {
+            let first = (2 * most).max(LOOK);
+            self.sql.push("look as (select (select count(*) from (select from (");
+            self.push_free(among);
+            self.sql.push(" order by ").push(order).push(" limit ").push_bind(first).push(") first where true");
+            kinds::push_fits(&mut self.sql, self.wanted);
+            self.sql.push(" limit ").push_bind(most).push(") fitting) >= ").push_bind(most);
+            self.sql.push(" or (select count(*) from (");
+            self.push_free(among);
+            self.sql.push(" limit ").push_bind(first).push(") all_free) < ").push_bind(first);
+            self.sql.push(" as in_order), ");
+        }
         self.sql.push("candidate as materialized (");
-        self.push_pick(among);
+        self.push_pick(among, order, if look { " and (select in_order from look)" } else { "" });
         self.sql.push(" limit ").push_bind(most).push(" for no key update skip locked)");
     }
 
-    /// The best of several sets. They are looked for first and then locked, set by set, as many as are among the best:
-    /// where another Session was faster, those that follow in the set stand in for its.
-    fn push_candidates_of(&mut self, sets: &[i64], odd: Odd) {
+    /// The best of several groups. They are looked for first and then locked, group by group, as many as are among the
+    /// best: where another Session was faster, those that follow in the group stand in for its.
+    fn push_best(&mut self, groups: &Groups, odd: Odd) {
         let (order, most) = (self.order, self.wanted.max_num_jobs);
-        self.sql.push("first as (select c.* from unnest(").push_bind(sets.to_vec());
-        self.sql.push("::bigint[]) as s(tag_set) cross join lateral (");
-        self.push_pick(Among::SetOf("s.tag_set"));
+        let (among, in_group) = match groups {
+            Groups::Sets(sets) => {
+                self.sql.push("groups as (select * from unnest(").push_bind(sets.clone());
+                self.sql.push("::bigint[]) with ordinality as u(tag_set, number))");
+                (Among::SetOfGroup, order)
+            }
+            Groups::Kinds(kinds) => {
+                self.sql.push("groups as (select * from unnest(").push_bind(kinds.tag_sets.clone());
+                self.sql.push("::bigint[], ").push_bind(kinds.app_ids.clone());
+                self.sql.push("::bigint[], ").push_bind(kinds.num_nodes.clone());
+                self.sql.push("::int[], ").push_bind(kinds.ranks_per_node.clone());
+                self.sql.push("::int[], ").push_bind(kinds.wall_time_min.clone());
+                self.sql.push("::int[], ").push_bind(kinds.node_packing_count.clone());
+                self.sql.push("::int[]) with ordinality as u(tag_set, app_id, num_nodes, ranks_per_node, ");
+                self.sql.push("wall_time_min, node_packing_count, number))");
+                (Among::KindOfGroup, "priority desc, id")
+            }
+        };
+        self.sql.push(", first as (select g.number, c.* from groups g cross join lateral (");
+        self.push_pick(among, in_group, "");
         self.sql.push(" limit ").push_bind(most).push(") c");
         if odd != Odd::None {
-            self.sql.push(" union all select * from (");
-            self.push_pick(Among::Odd(odd));
+            self.sql.push(" union all select 0, * from (");
+            self.push_pick(Among::Odd(odd), order, "");
             self.sql.push(" limit ").push_bind(most).push(" for no key update skip locked) odd");
         }
         self.sql.push("), best as (select * from first order by ").push(order).push(" limit ").push_bind(most);
-        self.sql.push("), candidate as materialized (select c.* from (select tag_set, count(*) as jobs from best ");
-        self.sql.push("where tag_set <> 0 group by tag_set) s cross join lateral (");
-        self.push_pick(Among::SetOf("s.tag_set"));
-        self.sql.push(" limit s.jobs for no key update skip locked) c");
+        self.sql.push("), candidate as materialized (select c.* from (select number, count(*) as jobs from best ");
+        self.sql.push("where number > 0 group by number) n join groups g using (number) cross join lateral (");
+        self.push_pick(among, in_group, "");
+        self.sql.push(" limit n.jobs for no key update skip locked) c");
         if odd != Odd::None {
-            self.sql.push(" union all select * from best where tag_set = 0");
+            self.sql.push(" union all select ").push(PICKED).push(" from best where number = 0");
         }
         self.sql.push(")");
     }
 
     /// Jobs that the Session may take, in their order.
-    fn push_pick(&mut self, among: Among) {
-        let Self { scope, wanted, order, sql } = self;
-        sql.push("select id, tag_set, priority, num_nodes, node_packing_count, wall_time_min from jobs ");
+    fn push_pick(&mut self, among: Among, order: &str, only_if: &str) {
+        self.push_free(among);
+        // Every Job of a kind has what the kind was chosen for.
+        if !matches!(among, Among::KindOfGroup) {
+            kinds::push_fits(&mut self.sql, self.wanted);
+        }
+        self.sql.push(only_if);
+        // Jobs that it gave back, which only few Sessions have.
+        self.sql.push(" and (not (select has_refusals from holder) or not exists (select from job_refusals r ");
+        self.sql.push("where r.session_id = (select id from holder) and r.job_id = jobs.id)) order by ").push(order);
+    }
+
+    /// The free ones among these Jobs, whether they fit or not.
+    fn push_free(&mut self, among: Among) {
+        let Self { scope, wanted, sql, .. } = self;
+        sql.push("select ").push(PICKED).push(" from jobs ");
         // The Site is the Session's, so its owner is the Session's.
         sql.push("where session_id is null and site_id = (select site_id from holder)");
         push_states(sql, &wanted.states);
@@ -197,8 +302,13 @@ impl Claim<'_> {
             Among::Set(set) => {
                 sql.push(" and tag_set = ").push_bind(set).push(" and tag_set <> 1");
             }
-            Among::SetOf(column) => {
-                sql.push(" and jobs.tag_set = ").push(column).push(" and jobs.tag_set <> 1");
+            Among::SetOfGroup => {
+                sql.push(" and jobs.tag_set = g.tag_set and jobs.tag_set <> 1");
+            }
+            Among::KindOfGroup => {
+                sql.push(" and jobs.tag_set = g.tag_set and jobs.app_id = g.app_id and jobs.num_nodes = g.num_nodes ");
+                sql.push("and jobs.ranks_per_node = g.ranks_per_node and jobs.wall_time_min = g.wall_time_min ");
+                sql.push("and jobs.node_packing_count = g.node_packing_count");
             }
             Among::Odd(Odd::None) => {
                 sql.push(" and false");
@@ -218,21 +328,6 @@ impl Claim<'_> {
                 tags::push_have(sql, "id", scope.owner, &wanted.filter_tags);
             }
         }
-        if !wanted.app_ids.is_empty() {
-            sql.push(" and app_id = any(").push_bind(wanted.app_ids.clone()).push(")");
-        }
-        if let Some(minutes) = wanted.max_wall_time_min.filter(|minutes| *minutes != 0) {
-            sql.push(" and wall_time_min <= ").push_bind(minutes);
-        }
-        if let Some(nodes) = wanted.max_nodes_per_job.filter(|nodes| *nodes != 0) {
-            sql.push(" and num_nodes <= ").push_bind(nodes);
-        }
-        if wanted.serial_only {
-            sql.push(" and num_nodes = 1 and ranks_per_node = 1");
-        }
-        // Jobs that it gave back, which only few Sessions have.
-        sql.push(" and (not (select has_refusals from holder) or not exists (select from job_refusals r ");
-        sql.push("where r.session_id = (select id from holder) and r.job_id = jobs.id)) order by ").push(*order);
     }
 }
 
@@ -276,9 +371,10 @@ mod tests {
     }
 
     fn sql_of(wanted: &Acquire, tagged: &Tagged) -> String {
+        let candidates = Candidates::in_order(tagged, kinds::matter(wanted));
         let scope = Scope { owner: UserId(3), site: None, batch_job: None };
         let mut claim = Claim { scope, wanted, order: Order::of(wanted).columns(), sql: QueryBuilder::new("") };
-        claim.build(SessionId(1), tagged);
+        claim.build(SessionId(1), &candidates);
         claim.sql.sql().as_str().to_owned()
     }
 

@@ -15,6 +15,7 @@ pub mod job_create;
 pub mod job_filter;
 pub mod job_patch;
 pub mod jobs;
+pub mod kinds;
 pub(crate) mod logins;
 pub mod purge;
 pub mod refusals;

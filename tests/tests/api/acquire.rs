@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use copal_tests::{World, id, world::with};
+use copal_tests::{World, id, wait::wait_for, world::with};
 use serde_json::{Value, json};
 
 /// Jobs of the plain App with these fields each.
@@ -97,6 +97,64 @@ async fn only_fitting_jobs_are_given() {
         assert_eq!(sorted(acquired(&world, &wanted).await), expected, "{wanted}");
     }
     assert_eq!(acquired(&world, &json!({"max_num_jobs": 2})).await.len(), 2);
+}
+
+/// The first hundreds of Jobs in each order do not fit; those that do come in the order, as if the others were not there.
+#[tokio::test]
+async fn jobs_that_fit_come_in_the_order_from_behind_those_that_do_not() {
+    let world = World::new().await;
+    let user = &world.user;
+    let other = user.app(world.site, "Other", &json!({"command": "true"})).await;
+    let mut fields = Vec::new();
+    for number in 0..300 {
+        let size = if number % 2 == 0 { json!({"num_nodes": 9}) } else { json!({"ranks_per_node": 3}) };
+        let tags = json!({"half": (number % 2).to_string()});
+        fields.push(with(json!({"priority": 5, "wall_time_min": 90 + number % 3, "tags": tags}), &size));
+    }
+    for number in 0..120 {
+        fields.push(json!({"app_id": other, "priority": number % 2, "num_nodes": 1 + number % 3 % 2,
+            "node_packing_count": 1 + number % 5, "wall_time_min": number * 7 % 11,
+            "tags": {"half": (number % 2).to_string()}}));
+    }
+    let jobs = make(&world, &fields).await;
+    let number = |index: usize, key: &str| fields[index][key].as_i64().unwrap_or(1);
+    let by_size = |index: usize| (number(index, "num_nodes"), -number(index, "node_packing_count"));
+    for (wanted, fits) in [
+        (json!({"max_wall_time_min": 8}), &(|index| number(index, "wall_time_min") <= 8) as &dyn Fn(usize) -> bool),
+        (json!({"serial_only": true}), &|index| {
+            number(index, "num_nodes") == 1 && number(index, "ranks_per_node") == 1
+        }),
+        (json!({"app_ids": [other], "max_nodes_per_job": 1}), &|index| index >= 300 && number(index, "num_nodes") == 1),
+        (json!({"app_ids": [other], "filter_tags": {"half": "1"}}), &|index| index >= 300 && index % 2 == 1),
+    ] {
+        for sort_by in ["fifo", "small_first", "long_large_first", "shortest_first"] {
+            let mut expected: Vec<usize> = (0..jobs.len()).filter(|index| fits(*index)).collect();
+            expected.sort_by_key(|&index| {
+                let minutes = number(index, "wall_time_min");
+                let (nodes, packing) = by_size(index);
+                let order = match sort_by {
+                    "small_first" => [nodes, packing, -minutes],
+                    "long_large_first" => [-minutes, -nodes, packing],
+                    "shortest_first" => [minutes, 0, 0],
+                    _ => [0; 3],
+                };
+                (-number(index, "priority"), order, index)
+            });
+            let expected: Vec<i64> = expected.into_iter().map(|index| jobs[index]).collect();
+            let session = world.session().await;
+            let mut taken = Vec::new();
+            loop {
+                let wanted = with(json!({"max_num_jobs": 25, "sort_by": sort_by}), &wanted);
+                let rows = user.acquire(session, &wanted).await;
+                if rows.is_empty() {
+                    break;
+                }
+                taken.extend(rows.iter().map(id));
+            }
+            user.delete(&format!("/sessions/{session}")).await.deleted();
+            assert_eq!(taken, expected, "{wanted} {sort_by}");
+        }
+    }
 }
 
 #[tokio::test]
@@ -315,4 +373,28 @@ async fn many_waiting_sessions_hold_no_connections_up() {
     world.plain_jobs(100).await;
     let found: usize = futures_util::future::join_all(waiting).await.into_iter().map(Result::unwrap).sum();
     assert_eq!(found, 100);
+}
+
+/// A look passes over Jobs that another transaction has locked, and when that leaves them as they are nobody tells.
+#[tokio::test]
+async fn jobs_that_were_locked_at_the_look_are_found_soon_after() {
+    let world = World::new().await;
+    let jobs = world.plain_jobs(2).await;
+    let session = world.session().await;
+    let beat = async || world.user.list(&format!("/sessions/?id={session}")).await[0]["heartbeat"].clone();
+    let before = beat().await;
+    let mut database = world.service.database().connect().await;
+    let mut other = sqlx::Connection::begin(&mut database).await.unwrap();
+    sqlx::query("select id from jobs for update").execute(&mut *other).await.unwrap();
+    let user = world.user.clone();
+    let waiting = tokio::spawn(async move { user.acquire(session, &json!({"wait_sec": 30})).await });
+    wait_for("the look in vain", Duration::from_secs(60), async || match beat().await {
+        now if now != before => Ok(()),
+        now => Err(now.to_string()),
+    })
+    .await;
+    other.rollback().await.unwrap();
+    // Long before the wait is over.
+    let found = tokio::time::timeout(Duration::from_secs(20), waiting).await.unwrap().unwrap();
+    assert_eq!(found.iter().map(id).collect::<Vec<_>>(), jobs);
 }

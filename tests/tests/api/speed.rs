@@ -1,7 +1,7 @@
 //! What keeps the service fast on a large database, judged by the rows that statements read and never by time.
 
 use chrono::TimeDelta;
-use copal_schemas::{JobState, SessionId, StringMap, UserId, session::Acquire};
+use copal_schemas::{AppId, JobState, SessionId, StringMap, UserId, session::Acquire};
 use copal_server::{
     db::{
         self,
@@ -13,6 +13,7 @@ use copal_server::{
 use copal_tests::{
     Service, Settings, World, id,
     wait::{LIMIT, wait_for},
+    world::with,
 };
 use serde_json::json;
 use sqlx::Connection as _;
@@ -75,6 +76,48 @@ async fn pitfall_112_an_acquire_reads_what_it_takes_and_not_the_backlog() {
     let hooks = Acquire { states: vec![JobState::StagedIn], ..ten };
     let rows = rows_read(&world, &hooks, 0).await;
     assert!(rows <= 10, "{rows} rows read for {hooks:?}");
+}
+
+/// What most of the backlog does not meet: wide and long Jobs, of another App, come before those that fit.
+#[tokio::test]
+async fn pitfall_112_an_acquire_reads_no_jobs_that_do_not_fit() {
+    let world = World::new().await;
+    let user = &world.user;
+    let other = user.app(world.site, "Other", &json!({"command": "true"})).await;
+    for (kind, app, fields) in [
+        ("wide", world.plain, json!({"num_nodes": 64, "wall_time_min": 600, "priority": 1})),
+        ("ranks", world.plain, json!({"ranks_per_node": 4, "wall_time_min": 600, "priority": 1})),
+        ("fits", other, json!({"wall_time_min": 5})),
+    ] {
+        let job = with(
+            json!({"app_id": app, "workdir": format!("{kind}/{{index}}"), "parameters": {},
+                "tags": {"kind": kind, "campaign": "a"}}),
+            &fields,
+        );
+        user.post("/job-arrays/", &json!({"last": 2_999, "job": job})).await.created();
+    }
+    let mut database = world.service.database().connect().await;
+    sqlx::query("vacuum analyze").execute(&mut database).await.unwrap();
+    let ten = Acquire { max_num_jobs: 10, ..Acquire::default() };
+    for narrow in [
+        Acquire { max_wall_time_min: Some(10), ..ten.clone() },
+        Acquire { serial_only: true, max_nodes_per_job: Some(1), max_wall_time_min: Some(60), ..ten.clone() },
+        Acquire { app_ids: vec![AppId(other)], ..ten.clone() },
+        Acquire { max_wall_time_min: Some(10), max_aggregate_nodes: Some(4.0), ..ten.clone() },
+    ] {
+        for filter_tags in [tags(&[]), tags(&[("campaign", "a")])] {
+            for sort_by in ["fifo", "small_first", "long_large_first", "shortest_first"] {
+                let wanted =
+                    Acquire { filter_tags: filter_tags.clone(), sort_by: Some(sort_by.into()), ..narrow.clone() };
+                let expected = if wanted.max_aggregate_nodes.is_some() { 4 } else { 10 };
+                let rows = rows_read(&world, &wanted, expected).await;
+                assert!(rows <= 600, "{rows} rows read for {wanted:?}");
+            }
+        }
+    }
+    let nothing = Acquire { max_wall_time_min: Some(1), serial_only: true, ..ten };
+    let rows = rows_read(&world, &nothing, 0).await;
+    assert!(rows <= 600, "{rows} rows read for {nothing:?}");
 }
 
 #[tokio::test]
