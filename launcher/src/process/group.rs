@@ -5,9 +5,8 @@
 use std::{
     fs::{self, File},
     io,
-    os::{fd::AsRawFd, unix::process::CommandExt},
+    os::fd::{AsFd, BorrowedFd},
     path::{Path, PathBuf},
-    process::Command,
 };
 
 use tracing::debug;
@@ -22,8 +21,7 @@ pub struct Groups {
 #[derive(Debug)]
 pub struct Group {
     folder: PathBuf,
-    /// Who writes here joins.
-    door: File,
+    fd: File,
 }
 
 /// What the processes of a group used, those that have ended too.
@@ -59,8 +57,8 @@ impl Groups {
     pub fn group(&self, run: u64) -> Option<Group> {
         let folder = self.folder.join(format!("run-{run}"));
         fs::create_dir(&folder).ok()?;
-        match File::options().write(true).open(folder.join("cgroup.procs")) {
-            Ok(door) => Some(Group { folder, door }),
+        match File::open(&folder) {
+            Ok(fd) => Some(Group { folder, fd }),
             Err(_) => {
                 let _ = fs::remove_dir(&folder);
                 None
@@ -89,19 +87,10 @@ pub fn remove_named(name: &str) {
 }
 
 impl Group {
-    /// Makes the process that this command starts join the group before it is executed, so that nothing it starts is
-    /// ever outside. That costs a fork of this process.
-    #[expect(unsafe_code, reason = "only what runs between fork and exec is certain to come first")]
-    pub fn join_at_start(&self, command: &mut Command) {
-        let door = self.door.as_raw_fd();
-        let join = move || {
-            // SAFETY: the bytes are static, and the command is started while the descriptor is open.
-            // A process that can't join is one without a group.
-            unsafe { libc::write(door, b"0".as_ptr().cast(), 1) };
-            Ok(())
-        };
-        // SAFETY: all that it does is to call write, which is safe at that point.
-        unsafe { command.pre_exec(join) };
+    /// Its folder, for a process that is made in it.
+    #[must_use]
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
     }
 
     /// Kills all of its processes, also those that are just being started.
@@ -170,7 +159,15 @@ fn own_folder(mounts: &str, own: &str) -> Option<PathBuf> {
 
 #[cfg(test)]
 mod tests {
+    use std::{io::Read, os::fd::OwnedFd};
+
+    use copal_schemas::StringMap;
+
     use super::*;
+    use crate::process::{
+        end::reap,
+        spawn::{Spec, spawn},
+    };
 
     #[test]
     fn the_own_group_is_found_in_whatever_is_mounted() {
@@ -195,14 +192,16 @@ mod tests {
         };
         let script = "setsid sh -c 'trap \"\" TERM; echo; while :; do sleep 600; done' & while :; do sleep 600; done";
         let group = groups.group(7).unwrap();
-        let mut command = Command::new("sh");
-        group.join_at_start(command.args(["-c", script]).stdout(std::process::Stdio::piped()));
-        let mut child = command.spawn().unwrap();
-        io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut [0]).unwrap();
+        let (mut heard, output) = io::pipe().unwrap();
+        let argv = ["sh".to_owned(), "-c".into(), script.into()];
+        let output = Some(File::from(OwnedFd::from(output)));
+        let (workdir, env) = (Path::new("/"), StringMap::new());
+        let leader = spawn(&Spec { argv: &argv, workdir, env: &env, unset: &[], output, group: Some(&group) }).unwrap();
+        heard.read_exact(&mut [0]).unwrap();
         assert!(group.pids().len() >= 3, "{:?}", group.pids());
         assert!(group.used().cpu_sec.unwrap() > 0.0);
         group.kill();
-        child.wait().unwrap();
+        reap(leader).unwrap();
         while !group.pids().is_empty() {
             std::thread::yield_now();
         }

@@ -1,22 +1,26 @@
-//! Starting one program in a folder with its output in a file. But for runs with a control group, only what the
-//! standard library does by `posix_spawn` is used: a fork copies the page tables of the parent, for every Job.
+//! Starting one program in a folder with its output in a file: what is needed for it, and what it means when it can't
+//! be had. The process itself is made by [`super::birth`].
 
 use std::{
     env,
     ffi::OsStr,
     fs::{self, File, OpenOptions},
     io,
-    os::unix::{
-        fs::{OpenOptionsExt, PermissionsExt},
-        process::CommandExt,
+    os::{
+        fd::AsFd,
+        unix::fs::{OpenOptionsExt, PermissionsExt},
     },
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    sync::OnceLock,
 };
 
 use copal_schemas::StringMap;
+use nix::unistd::Pid;
 
-use super::group::Group;
+use super::{
+    birth::{Birth, Texts, text_of},
+    group::Group,
+};
 
 /// What to start.
 #[derive(Debug)]
@@ -184,52 +188,50 @@ pub fn open_output(workdir: &Path, earlier_runs: i32) -> Result<(File, PathBuf),
     }
 }
 
-/// Starts a program as the leader of a process group of its own, with nothing on its standard input.
+/// Starts a program as the leader of a process group of its own, with nothing on its standard input. Nobody waits
+/// for it: that is [`super::end`]'s.
 ///
 /// # Errors
 /// [`SpawnError`] that names what is missing.
-pub fn spawn(spec: Spec<'_>) -> Result<Child, SpawnError> {
-    let (name, arguments) = spec.argv.split_first().filter(|(name, _)| !name.is_empty()).ok_or(SpawnError::Empty)?;
-    let own_path;
-    let search = match spec.env.get("PATH") {
-        Some(path) => Some(OsStr::new(path)),
-        None => {
-            own_path = env::var_os("PATH");
-            own_path.as_deref()
-        }
-    };
-    let program = locate(name, spec.workdir, search)?;
-    let mut command = Command::new(&program);
-    // A program with a slash keeps the standard library from searching PATH again, which would cost a fork.
-    command.arg0(name).args(arguments).current_dir(spec.workdir).process_group(0).stdin(Stdio::null());
-    for variable in spec.unset {
-        command.env_remove(variable);
-    }
-    command.envs(spec.env);
-    match spec.output {
-        Some(file) => {
-            let copy =
-                file.try_clone().map_err(|source| SpawnError::Output { path: spec.workdir.join("job.out"), source })?;
-            command.stdout(file).stderr(copy);
-        }
-        None => {
-            command.stdout(Stdio::null()).stderr(Stdio::null());
-        }
-    }
-    if let Some(group) = spec.group {
-        group.join_at_start(&mut command);
-    }
-    command.spawn().map_err(|source| explain(program, spec.workdir, source))
+pub fn spawn(spec: &Spec<'_>) -> Result<Pid, SpawnError> {
+    let name = spec.argv.first().filter(|name| !name.is_empty()).ok_or(SpawnError::Empty)?;
+    let program = locate(name, spec.workdir, spec.env.get("PATH").map(OsStr::new))?;
+    start(spec, &program).map_err(|source| explain(program, spec.workdir, source))
 }
 
-/// The file of a program. A name without a slash is searched as a shell does it.
-fn locate(name: &str, workdir: &Path, search: Option<&OsStr>) -> Result<PathBuf, SpawnError> {
+fn start(spec: &Spec<'_>, program: &Path) -> io::Result<Pid> {
+    let nothing = nothing()?.as_fd();
+    Birth {
+        program: &text_of(program)?,
+        arguments: &Texts::arguments(spec.argv)?,
+        environment: &Texts::environment(spec.env, spec.unset)?,
+        workdir: &text_of(spec.workdir)?,
+        input: nothing,
+        output: spec.output.as_ref().map_or(nothing, AsFd::as_fd),
+        group: spec.group.map(Group::fd),
+    }
+    .start()
+}
+
+/// `/dev/null`, opened once.
+fn nothing() -> io::Result<&'static File> {
+    static NOTHING: OnceLock<File> = OnceLock::new();
+    if let Some(file) = NOTHING.get() {
+        return Ok(file);
+    }
+    let file = File::options().read(true).write(true).open("/dev/null")?;
+    Ok(NOTHING.get_or_init(|| file))
+}
+
+/// The file of a program. A name without a slash is searched as a shell does it, on the PATH that the program gets.
+fn locate(name: &str, workdir: &Path, path: Option<&OsStr>) -> Result<PathBuf, SpawnError> {
     if name.contains('/') {
         // An absolute name replaces the workdir.
         return Ok(workdir.join(name));
     }
     let mut forbidden = None;
-    for folder in search.map(env::split_paths).into_iter().flatten() {
+    let search = path.map(OsStr::to_owned).or_else(|| env::var_os("PATH"));
+    for folder in search.iter().flat_map(env::split_paths) {
         let candidate = workdir.join(folder).join(name);
         if nix::unistd::access(&candidate, nix::unistd::AccessFlags::X_OK).is_ok() {
             if candidate.is_file() {
@@ -291,11 +293,13 @@ fn interpreter(script: &Path) -> String {
 mod tests {
     use super::*;
 
-    fn start(argv: &[&str], workdir: &Path) -> Result<Child, SpawnError> {
+    use crate::process::end::{Exit, reap};
+
+    fn start(argv: &[&str], workdir: &Path) -> Result<Pid, SpawnError> {
         let argv: Vec<String> = argv.iter().map(|word| (*word).into()).collect();
         make_workdir(workdir)?;
         let (output, _) = open_output(workdir, 0)?;
-        spawn(Spec { argv: &argv, workdir, env: &StringMap::new(), unset: &[], output: Some(output), group: None })
+        spawn(&Spec { argv: &argv, workdir, env: &StringMap::new(), unset: &[], output: Some(output), group: None })
     }
 
     fn script(folder: &Path, name: &str, text: &str, mode: u32) -> String {
@@ -336,9 +340,45 @@ mod tests {
         let work = folder.path().join("w");
         make_workdir(&work).unwrap();
         script(&work, "say", "#!/bin/sh\necho \"$PWD $1\"; echo bad >&2\n", 0o755);
-        assert!(start(&["./say", "a b"], &work).unwrap().wait().unwrap().success());
+        assert_eq!(reap(start(&["./say", "a b"], &work).unwrap()).unwrap().exit, Exit::Code(0));
         let text = fs::read_to_string(work.join("job.out")).unwrap();
         assert_eq!(text, format!("{} a b\nbad\n", work.display()));
+    }
+
+    /// What a program prints that is started with these variables.
+    fn printed(argv: &[&str], env: &StringMap, unset: &[&str]) -> (Pid, Vec<String>) {
+        let folder = tempfile::tempdir().unwrap();
+        let argv: Vec<String> = argv.iter().map(|word| (*word).into()).collect();
+        let (output, path) = open_output(folder.path(), 0).unwrap();
+        let spec = Spec { argv: &argv, workdir: folder.path(), env, unset, output: Some(output), group: None };
+        let pid = spawn(&spec).unwrap();
+        assert_eq!(reap(pid).unwrap().exit, Exit::Code(0));
+        (pid, fs::read_to_string(path).unwrap().lines().map(String::from).collect())
+    }
+
+    #[test]
+    fn it_gets_the_environment_that_it_should() {
+        let env = StringMap::from([("HOME".into(), "/own home".into()), ("NEW".into(), "a=b".into())]);
+        let script = "echo \"$HOME|$NEW|${PATH:+path}|${CARGO_MANIFEST_DIR-unset}\"; read x || echo end; \
+                      ps -o pgid= -p $$ | tr -d ' '";
+        let (pid, lines) = printed(&["sh", "-c", script], &env, &["CARGO_MANIFEST_DIR"]);
+        assert_eq!(lines, ["/own home|a=b|path|unset".to_owned(), "end".into(), pid.to_string()]);
+    }
+
+    #[test]
+    fn no_signal_is_blocked_and_a_broken_pipe_ends_it() {
+        let words = ["grep", "-E", "^Sig(Blk|Ign)", "/proc/self/status"];
+        let (_, lines) = printed(&words, &StringMap::new(), &[]);
+        let masks: Vec<u64> =
+            lines.iter().map(|line| u64::from_str_radix(line.split('\t').next_back().unwrap(), 16).unwrap()).collect();
+        assert_eq!((masks[0], masks[1] & (1 << (libc::SIGPIPE - 1))), (0, 0), "{lines:?}");
+    }
+
+    #[test]
+    fn what_no_system_takes_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(start(&["true", "a\0b"], folder.path()).unwrap_err().reason(), "start_failed");
+        assert_eq!(start(&["true", &"x".repeat(4 << 20)], folder.path()).unwrap_err().reason(), "too_long");
     }
 
     #[test]
@@ -356,7 +396,7 @@ mod tests {
                 output: Some(output),
                 group: None,
             };
-            spawn(spec).unwrap().wait().unwrap();
+            reap(spawn(&spec).unwrap()).unwrap();
         }
         assert_eq!(
             (read("job.out.1"), read("job.out.2"), read("job.out")),

@@ -80,7 +80,7 @@ fn work(shared: &Shared) {
             is_bound = shared.cpus.bind(&slot.cpus);
         }
         loop {
-            let ended = run(shared, &slot, &task);
+            let ended = run(shared, &slot, task);
             match shared.finish(&slot, ended) {
                 Some(next) => task = next,
                 None => break,
@@ -106,21 +106,21 @@ fn next_ready(shared: &Shared) -> Option<(Slot, Task)> {
 }
 
 /// One run from start to end.
-fn run(shared: &Shared, slot: &Slot, task: &Task) -> Ended {
+fn run(shared: &Shared, slot: &Slot, mut task: Task) -> Ended {
     if let Some(cause) = shared.table().runs.get(&task.run).and_then(|entry| entry.cause) {
         return never_started(task.run, Some(slot), Outcome::Withdrawn, Some(cause));
     }
-    let start = Utc::now();
-    let workdir = Path::new(&task.workdir);
     let groups = shared.groups.as_ref().filter(|_| task.own_group);
     let group = groups.and_then(|groups| groups.group(task.run.0)).map(Arc::new);
-    let leader = match launch(shared, slot, task, workdir, group.as_deref()) {
+    let leader = match launch(shared, slot, &mut task, group.as_deref()) {
         Ok(leader) => leader,
         Err(error) => {
             let outcome = Outcome::NotStarted { reason: error.reason().into(), message: error.sentence() };
             return never_started(task.run, Some(slot), outcome, None);
         }
     };
+    // Now its program is there.
+    let start = Utc::now();
     let mut table = shared.table();
     table.report(Event::Started { run: task.run, slot: slot.id, time: start });
     let grace = seconds(shared.setup.kill_grace_sec);
@@ -177,7 +177,9 @@ fn run(shared: &Shared, slot: &Slot, task: &Task) -> Ended {
     let used = group.map(|group| group.used()).unwrap_or_default();
     let failed = outcome != Outcome::Exited(0) || cause.is_some();
     let tail = match task.output {
-        OutputMode::File if failed => tail(&workdir.join("job.out"), shared.setup.tail_lines).unwrap_or_default(),
+        OutputMode::File if failed => {
+            tail(&Path::new(&task.workdir).join("job.out"), shared.setup.tail_lines).unwrap_or_default()
+        }
         _ => String::new(),
     };
     Ended {
@@ -195,16 +197,16 @@ fn run(shared: &Shared, slot: &Slot, task: &Task) -> Ended {
     }
 }
 
-/// Starts the run's first process.
-fn launch(shared: &Shared, slot: &Slot, task: &Task, workdir: &Path, group: Option<&Group>) -> Result<Pid, SpawnError> {
+/// Starts the run's first process. The task's environment becomes that of the process.
+fn launch(shared: &Shared, slot: &Slot, task: &mut Task, group: Option<&Group>) -> Result<Pid, SpawnError> {
+    let workdir = Path::new(&task.workdir);
     spawn::make_workdir(workdir)?;
     let output = match task.output {
         OutputMode::File => Some(spawn::open_output(workdir, task.earlier_runs)?.0),
         OutputMode::None => None,
     };
-    let mut env = task.env.clone();
-    env.extend(slot.env.iter().map(|(name, value)| (name.clone(), value.clone())));
-    env.insert(MARKER.into(), shared.marker(task.run));
+    task.env.extend(slot.env.iter().map(|(name, value)| (name.clone(), value.clone())));
+    task.env.insert(MARKER.into(), shared.marker(task.run));
     let shell;
     let argv = match &task.program {
         Program::Direct(argv) => argv,
@@ -214,7 +216,5 @@ fn launch(shared: &Shared, slot: &Slot, task: &Task, workdir: &Path, group: Opti
         }
     };
     let unset: Vec<&str> = task.unset.iter().chain(&slot.unset).map(String::as_str).collect();
-    let child = spawn::spawn(Spec { argv, workdir, env: &env, unset: &unset, output, group })?;
-    // The handle is dropped: it neither kills nor waits, `reap` does.
-    Ok(Pid::from_raw(i32::try_from(child.id()).unwrap_or_default()))
+    spawn::spawn(&Spec { argv, workdir, env: &task.env, unset: &unset, output, group })
 }
