@@ -5,7 +5,7 @@
 use std::{
     collections::VecDeque,
     path::PathBuf,
-    sync::atomic::{AtomicU64, Ordering},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
     time::{Duration, Instant},
 };
 
@@ -14,7 +14,7 @@ use copal_client::{
     spool::{SpoolHeader, SpoolWriter},
 };
 use copal_schemas::{
-    JobId, SessionId,
+    JobId, JobState, SessionId,
     problem::ErrorCode,
     session::{JobUpdate, Rejection, Release, Updates},
 };
@@ -28,12 +28,15 @@ use uuid::Uuid;
 use crate::session::{Backoff, Contact, chain, is_ended};
 
 /// The most updates of one call. Larger ones stall the others at the service.
-const MAX_BATCH: usize = 500;
+const MAX_BATCH: usize = 1_000;
+/// How long an update waits for others where nobody is in a hurry for it: the start of a run, whose end may be near,
+/// and its end, while all places stay busy.
+const PATIENCE: Duration = Duration::from_millis(50);
 /// The least time between two calls for each update of the first: a call costs the service as much as
 /// some dozens of updates.
 const GAP_PER_UPDATE: Duration = Duration::from_millis(1);
 /// No update waits longer than this for others.
-const MAX_GAP: Duration = Duration::from_millis(50);
+const MAX_GAP: Duration = Duration::from_millis(100);
 /// So few updates are followed at once: little happens.
 const FEW: u32 = 5;
 
@@ -49,7 +52,19 @@ pub enum Verdict {
 enum Message {
     Update(Box<JobUpdate>),
     Release(Release),
+    Hurry(Pace),
     Finish(Instant),
+}
+
+/// How soon what is pending is to be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Pace {
+    /// After [`PATIENCE`].
+    Patient,
+    /// When the gap after the last call is over.
+    Soon,
+    /// At once.
+    Now,
 }
 
 /// Takes updates and sends them by a task of its own.
@@ -57,6 +72,8 @@ enum Message {
 pub struct Reporter {
     updates: UnboundedSender<Message>,
     pushed: AtomicU64,
+    /// Whether something was reported that is worth a hurry: more than that a run started.
+    has_news: AtomicBool,
     delivered: watch::Receiver<u64>,
     task: tokio::task::JoinHandle<usize>,
 }
@@ -86,13 +103,20 @@ impl Reporter {
             sealed: VecDeque::new(),
             spooled: 0,
             file: None,
+            pace: Pace::Patient,
             deadline: None,
             is_closed: false,
         };
-        Self { updates, pushed: AtomicU64::new(0), delivered: watched, task: tokio::spawn(sender.run()) }
+        Self {
+            updates,
+            pushed: AtomicU64::new(0),
+            has_news: AtomicBool::new(false),
+            delivered: watched,
+            task: tokio::spawn(sender.run()),
+        }
     }
 
-    /// Waits until the service has everything that was reported before this call, or the Session is gone.
+    /// Waits until the service has everything that was reported or given back before this call, or the Session is gone.
     pub fn caught_up(&self) -> impl Future<Output = ()> + Send + 'static {
         let (goal, mut delivered) = (self.pushed.load(Ordering::Relaxed), self.delivered.clone());
         async move { drop(delivered.wait_for(|count| *count >= goal).await) }
@@ -101,13 +125,25 @@ impl Reporter {
     /// Reports one change. Changes of one Job arrive in the order of the calls.
     pub fn push(&self, update: JobUpdate) {
         self.pushed.fetch_add(1, Ordering::Relaxed);
+        if update.state != JobState::Running {
+            self.has_news.store(true, Ordering::Relaxed);
+        }
         // The task ends only when told to, or when the Session is gone and nothing counts any more.
         drop(self.updates.send(Message::Update(Box::new(update))));
     }
 
     /// Gives a Job back, after all changes that were reported before.
     pub fn release(&self, release: Release) {
+        self.pushed.fetch_add(1, Ordering::Relaxed);
         drop(self.updates.send(Message::Release(release)));
+    }
+
+    /// Does not let ends of runs wait any more: a place is free, and Jobs that could run there may wait for them. Where
+    /// nothing runs at all, nothing else will come that could be sent with them.
+    pub fn hurry(&self, is_idle: bool) {
+        if self.has_news.swap(false, Ordering::Relaxed) {
+            drop(self.updates.send(Message::Hurry(if is_idle { Pace::Now } else { Pace::Soon })));
+        }
     }
 
     /// Sends what is left, until `deadline`; the rest stays in the spool. Says how many updates that is.
@@ -133,7 +169,7 @@ struct Sender {
     contact: Contact,
     verdicts: UnboundedSender<Verdict>,
     messages: UnboundedReceiver<Message>,
-    /// How many updates the service has, or does not understand.
+    /// How many updates and releases the service has, or does not understand.
     delivered: watch::Sender<u64>,
     /// Not in a batch yet.
     pending: VecDeque<JobUpdate>,
@@ -144,6 +180,8 @@ struct Sender {
     /// How many of the sealed are in the spool file, from the front.
     spooled: usize,
     file: Option<SpoolWriter>,
+    /// How soon the pending are to be sent.
+    pace: Pace,
     /// When to give up; set once nothing more will come.
     deadline: Option<Instant>,
     is_closed: bool,
@@ -166,11 +204,8 @@ impl Sender {
                 }
                 continue;
             }
-            if self.sealed.is_empty() && !self.is_closed && next > Instant::now() {
-                tokio::time::sleep_until(next.into()).await;
-                self.take_messages();
-            }
             if self.sealed.is_empty() {
+                self.gather(next).await;
                 self.seal();
             }
             let Some(batch) = self.sealed.front().cloned() else { continue };
@@ -236,7 +271,11 @@ impl Sender {
     fn take(&mut self, message: Message) {
         match message {
             Message::Update(update) => self.pending.push_back(*update),
-            Message::Release(release) => self.given_back.push(release),
+            Message::Release(release) => {
+                self.given_back.push(release);
+                self.pace = self.pace.max(Pace::Soon);
+            }
+            Message::Hurry(pace) => self.pace = self.pace.max(pace),
             Message::Finish(deadline) => {
                 self.deadline = Some(deadline);
                 self.is_closed = true;
@@ -250,8 +289,31 @@ impl Sender {
         }
     }
 
+    /// Waits until it is time for the next call. The gap after the last one is over at `next`.
+    async fn gather(&mut self, next: Instant) {
+        let patience = next.max(Instant::now() + PATIENCE);
+        loop {
+            self.take_messages();
+            let due = match self.pace {
+                _ if self.is_closed || self.pending.len() >= MAX_BATCH => return,
+                Pace::Now => return,
+                Pace::Soon => next,
+                Pace::Patient => patience,
+            };
+            if due <= Instant::now() {
+                return;
+            }
+            match tokio::time::timeout_at(due.into(), self.messages.recv()).await {
+                Err(_) => return,
+                Ok(None) => self.is_closed = true,
+                Ok(Some(message)) => self.take(message),
+            }
+        }
+    }
+
     /// Makes batches of all that is pending.
     fn seal(&mut self) {
+        self.pace = Pace::Patient;
         while !self.pending.is_empty() {
             let count = self.pending.len().min(MAX_BATCH);
             let updates = self.pending.drain(..count).collect();
@@ -266,7 +328,7 @@ impl Sender {
 
     /// The first batch has reached the service.
     fn delivered(&mut self) {
-        let count = self.sealed.pop_front().map_or(0, |batch| batch.updates.len() as u64);
+        let count = self.sealed.pop_front().map_or(0, |batch| (batch.updates.len() + batch.release.len()) as u64);
         self.delivered.send_modify(|delivered| *delivered += count);
         self.spooled = self.spooled.saturating_sub(1);
         if self.sealed.is_empty()
@@ -327,11 +389,11 @@ impl Sender {
         self.sealed.pop_front();
         // What comes in its place is not in the spool. Lines that are there twice have the same key and do no harm.
         self.spooled = 0;
-        let Updates { mut updates, .. } = batch;
+        let Updates { mut updates, release, .. } = batch;
         if updates.len() <= 1 {
             let job = updates.first().map(|update| update.job_id.0);
             error!(job.id = job, error = %chain(error), "the service does not understand an update; it is dropped");
-            self.delivered.send_modify(|delivered| *delivered += updates.len() as u64);
+            self.delivered.send_modify(|delivered| *delivered += (updates.len() + release.len()) as u64);
             return;
         }
         let second = updates.split_off(updates.len() / 2);

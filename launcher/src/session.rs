@@ -186,8 +186,6 @@ pub struct Asker {
     pub session_id: SessionId,
     /// The Site.
     pub site_id: SiteId,
-    /// The BatchJob.
-    pub batch_job_id: Option<BatchJobId>,
     /// When the service was heard.
     pub contact: Contact,
 }
@@ -230,16 +228,14 @@ impl Asker {
 
     /// Jobs that this Session holds without having been told: the answer of an acquire was lost on its way.
     async fn forgotten(&self, mine: &HashSet<JobId>) -> Result<Vec<Job>, ClientError> {
-        let Some(batch_job_id) = self.batch_job_id else { return Ok(Vec::new()) };
         let query = copal_client::api::JobQuery {
             site_ids: vec![self.site_id],
-            batch_job_id: Some(batch_job_id),
+            session_id: Some(self.session_id),
             states: vec![JobState::Preprocessed, JobState::RestartReady],
             ..Default::default()
         };
         let jobs = self.client.list_jobs(&query).await?.results;
-        let is_forgotten = |job: &Job| job.session_id == Some(self.session_id) && !mine.contains(&job.id);
-        Ok(jobs.into_iter().filter(is_forgotten).collect())
+        Ok(jobs.into_iter().filter(|job| !mine.contains(&job.id)).collect())
     }
 }
 

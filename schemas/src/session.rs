@@ -171,15 +171,16 @@ pub struct Updates {
     pub release: Vec<Release>,
 }
 
-/// A Job that its holder gives back as it is, because none of its nodes can hold it. The Session is not given it
-/// again; another one may be.
+/// A Job that its holder gives back as it is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Release {
     /// The Job.
     pub job_id: JobId,
-    /// Why, for `GET /jobs/{id}/why`: a sentence with the numbers.
-    pub message: String,
+    /// Why none of the holder's nodes can hold it, for `GET /jobs/{id}/why`: a sentence with the numbers. The Session is
+    /// not given it again; another one may be. Left out for one that only waited in vain: any may be given it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
 }
 
 /// Why one update was not made. The others of the same call were.

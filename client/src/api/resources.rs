@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use copal_schemas::{
-    AppId, BatchJobId, JobId, JobState, SiteId, StringMap, Timestamp, TransferId,
+    AppId, BatchJobId, JobId, JobState, SessionId, SiteId, StringMap, Timestamp, TransferId,
     app::{App, AppCreate, AppPatch},
     batch_job::{BatchJob, BatchJobCreate, BatchJobPatch, BatchJobPatchItem, BatchJobState},
     event::Event,
@@ -11,7 +11,7 @@ use copal_schemas::{
     job_array::{JobArray, JobArrayCreate},
     page::Page,
     site::{Site, SiteCreate, SitePatch},
-    transfer::{Direction, DueTransfer, TransferItem, TransferPatchItem, TransferState},
+    transfer::{Direction, DueTransfer, TransferClaim, TransferItem, TransferPatchItem, TransferState},
     why::Why,
 };
 use reqwest::Method;
@@ -41,6 +41,8 @@ pub struct JobQuery {
     pub site_ids: Vec<SiteId>,
     /// That ran in this BatchJob last.
     pub batch_job_id: Option<BatchJobId>,
+    /// That this Session holds.
+    pub session_id: Option<SessionId>,
     /// Of this array.
     pub array_id: Option<i64>,
     /// In these states; empty for all.
@@ -77,6 +79,7 @@ impl JobQuery {
         pairs.extend(self.app_id.map(|id| ("app_id", id.to_string())));
         pairs.extend(self.site_ids.iter().map(|id| ("site_id", id.to_string())));
         pairs.extend(self.batch_job_id.map(|id| ("batch_job_id", id.to_string())));
+        pairs.extend(self.session_id.map(|id| ("session_id", id.to_string())));
         pairs.extend(self.array_id.map(|id| ("array_id", id.to_string())));
         pairs.extend(self.states.iter().map(|state| ("state", state.to_string())));
         pairs.extend(self.state_ne.map(|state| ("state__ne", state.to_string())));
@@ -420,11 +423,20 @@ impl Client {
     pub async fn get_transfer(&self, id: TransferId) -> Result<TransferItem, ClientError> {
         self.get(&format!("transfers/{id}"), &()).await
     }
+    /// Takes a batch of the transfers of a Site that a Job waits for now, of one location and one direction; waits as long
+    /// as the claim says for the first.
+    ///
+    /// # Errors
+    /// [`ClientError`]
+    pub async fn claim_transfers(&self, claim: &TransferClaim) -> Result<Vec<DueTransfer>, ClientError> {
+        let request = self.request(Method::POST, "transfers/due").json(claim);
+        self.fetch(request.timeout(ANSWER_TIMEOUT + Duration::from_secs_f64(claim.wait_sec.clamp(0.0, 60.0)))).await
+    }
     /// Changes transfers, each in its own way, all or none.
     ///
     /// # Errors
     /// `conflict` for unknown ids.
-    pub async fn update_transfers(&self, patches: &[TransferPatchItem]) -> Result<Vec<TransferItem>, ClientError> {
-        self.patch("transfers/", &patches).await
+    pub async fn update_transfers(&self, patches: &[TransferPatchItem]) -> Result<(), ClientError> {
+        self.done(self.request(Method::PATCH, "transfers/").header("Prefer", "return=minimal").json(patches)).await
     }
 }

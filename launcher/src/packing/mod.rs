@@ -80,8 +80,8 @@ pub struct Room {
     pub empty_nodes: usize,
     /// The free occupancy of all nodes, in nodes; a node without a free core has none.
     pub free_nodes: f64,
-    /// Free cores of all nodes: no more Jobs than that can start at once.
-    pub free_cores: usize,
+    /// No more Jobs than that can start at once: one needs a core at least.
+    pub free_jobs: usize,
 }
 
 #[cfg(test)]

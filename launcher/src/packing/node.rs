@@ -145,6 +145,11 @@ impl NodeState {
         self.free_cores
     }
 
+    /// How many Jobs could be started here at most.
+    pub(super) fn free_jobs(&self) -> usize {
+        self.most_jobs.saturating_sub(self.running.len()).min(self.free_cores as usize)
+    }
+
     pub(super) fn free_occupancy(&self) -> u32 {
         self.free_occupancy
     }

@@ -398,7 +398,7 @@ impl Packer {
             }
             room.nodes += 1;
             if state.has_room() && *holder != Some(Slot::Wide) {
-                room.free_cores += state.free_cores() as usize;
+                room.free_jobs += state.free_jobs();
                 room.free_nodes += f64::from(state.free_occupancy()) / f64::from(copal_schemas::resources::WHOLE);
             }
         }

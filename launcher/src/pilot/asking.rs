@@ -5,7 +5,10 @@ use std::time::Instant;
 
 use tracing::warn;
 
-use super::{Pilot, demand};
+use super::{
+    Pilot,
+    demand::{self, Kind},
+};
 use crate::session::{self, Backoff, Heard, chain};
 
 /// Why a question to the service is not sent now.
@@ -13,7 +16,8 @@ use crate::session::{self, Backoff, Heard, chain};
 pub(super) struct Asking {
     pub(super) in_flight: bool,
     pub(super) not_before: Option<Instant>,
-    pub(super) is_drained: bool,
+    /// Of which kind the next question is, or the one that is under way.
+    pub(super) kind: Kind,
     /// The answer to the last question may have been lost, with Jobs in it.
     pub(super) maybe_lost: bool,
     pub(super) backoff: Backoff,
@@ -26,8 +30,9 @@ impl Pilot {
         if self.asking.in_flight || self.asking.not_before.is_some_and(|at| now < at) {
             return;
         }
-        let present = self.book.present(now, self.deadline.minutes_left(now), self.asking.is_drained);
-        let Some(question) = demand::question(&self.terms, &present) else { return };
+        let present = self.book.present(now, self.deadline.minutes_left(now), self.asking.kind);
+        let Some((question, kind)) = demand::question(&self.terms, &present) else { return };
+        self.asking.kind = kind;
         self.asking.in_flight = true;
         self.asking.not_before = None;
         let (asker, heard, lost) = (lease.asker.clone(), self.mouths.heard.clone(), self.asking.maybe_lost);

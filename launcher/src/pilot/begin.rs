@@ -168,13 +168,7 @@ impl Pilot {
         );
         let heard = self.mouths.heard.clone();
         let signals = tokio::spawn(session::hear_signals(client.clone(), session_id, self.contact.clone(), heard));
-        let asker = Asker {
-            client,
-            session_id,
-            site_id: self.settings.site_id,
-            batch_job_id: self.batch_job_id,
-            contact: self.contact.clone(),
-        };
+        let asker = Asker { client, session_id, site_id: self.settings.site_id, contact: self.contact.clone() };
         self.asking = Asking::default();
         self.last_busy = Instant::now();
         self.lease = Some(Lease { asker, reporter, signals });

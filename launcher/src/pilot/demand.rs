@@ -2,7 +2,8 @@
 //! another launcher of the Site finds the rest. Pure.
 //!
 //! While the service has Jobs, each question asks for what is missing and is answered at once. When one
-//! comes back empty, the next one waits at the service until a Job turns up.
+//! comes back empty, the next one asks for a Job that does not fit yet, so that it gets its turn; then one waits at the
+//! service until something turns up that fits. A Job that fits elsewhere goes there, since who has room for it waits.
 
 use copal_schemas::{
     StringMap,
@@ -17,10 +18,40 @@ const PREFETCH_SEC: f64 = 0.4;
 /// While fewer Jobs end in a second nothing is fetched ahead: a question takes no time against theirs, and another
 /// launcher may stand idle.
 const MIN_RATE: f64 = 10.0;
+/// Below this what was fetched ahead is given back. It is lower, so that a rate near the bound makes no to and fro.
+const SLOW_RATE: f64 = MIN_RATE / 2.0;
 /// The most Jobs that wait here for that.
 const MAX_PREFETCH: f64 = 1_024.0;
 /// Less than this part of a node is no room.
-const CRUMB: f64 = 1e-3;
+pub(super) const CRUMB: f64 = 1e-3;
+/// How long a question waits at the service. It says what is free when it is asked, and while something runs more may
+/// become free; with all nodes empty it can't.
+const WAIT_SEC: f64 = MAX_WAIT_SEC * 0.8;
+const SHORT_WAIT_SEC: f64 = 2.0;
+
+/// Of which kind the next question is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Kind {
+    /// For what is missing, answered at once.
+    #[default]
+    Fill,
+    /// For one Job that does not fit yet, answered at once.
+    Turn,
+    /// For what is missing; waits until there is something.
+    Wait,
+}
+
+impl Kind {
+    /// What to ask next, after a question that found so many Jobs.
+    #[must_use]
+    pub fn after(self, found: usize) -> Self {
+        match self {
+            _ if found > 0 => Self::Fill,
+            Self::Fill | Self::Wait => Self::Turn,
+            Self::Turn => Self::Wait,
+        }
+    }
+}
 
 /// What stays the same.
 #[derive(Clone, Debug)]
@@ -38,29 +69,40 @@ pub struct Terms {
 pub struct Present {
     /// What is free.
     pub room: Room,
-    /// Jobs of one node that wait here.
+    /// Jobs of one node that wait here for the next place.
     pub waiting: usize,
     /// What they will occupy, in nodes.
     pub waiting_nodes: f64,
-    /// Whether a Job of several nodes waits here.
-    pub wide_waits: bool,
+    /// Whether a Job waits here that did not fit when it came, or one of several nodes.
+    pub turn_waits: bool,
     /// Jobs that end in a second.
     pub rate: f64,
     /// What one Job occupies on average, in nodes.
     pub mean_nodes: f64,
     /// Minutes that a Job may take.
     pub minutes_left: i32,
-    /// Whether the last question came back empty.
-    pub is_drained: bool,
+    /// Of which kind the question is.
+    pub kind: Kind,
 }
 
-/// The next question; `None` when nothing is missing.
+/// How many Jobs wait here while so many end in a second.
+fn prefetch(rate: f64) -> f64 {
+    let rate = if rate < MIN_RATE { 0.0 } else { rate };
+    (rate * PREFETCH_SEC).min(MAX_PREFETCH).floor()
+}
+
+/// Whether Jobs end so slowly that none must wait here.
 #[must_use]
-pub fn question(terms: &Terms, present: &Present) -> Option<Acquire> {
+pub fn is_slow(rate: f64) -> bool {
+    rate < SLOW_RATE
+}
+
+/// The next question, and of which kind it really is; `None` when nothing is missing.
+#[must_use]
+pub fn question(terms: &Terms, present: &Present) -> Option<(Acquire, Kind)> {
     let Present { room, waiting, .. } = *present;
-    let rate = if present.rate < MIN_RATE { 0.0 } else { present.rate };
-    let prefetch = (rate * PREFETCH_SEC).min(MAX_PREFETCH).floor();
-    let missing_jobs = room.free_cores as f64 + prefetch - waiting as f64;
+    let prefetch = prefetch(present.rate);
+    let missing_jobs = room.free_jobs as f64 + prefetch - waiting as f64;
     let missing_nodes = room.free_nodes + prefetch * present.mean_nodes - present.waiting_nodes;
     // Small questions in a fast stream cost more than they bring.
     let is_worth_it = missing_jobs >= (prefetch / 2.0).max(1.0);
@@ -68,11 +110,18 @@ pub fn question(terms: &Terms, present: &Present) -> Option<Acquire> {
         return None;
     }
     let all = room.nodes as f64;
-    let most_nodes = match (terms.serial_only, present.wide_waits) {
-        (true, _) => 1,
+    let is_partly_full = missing_nodes < all - CRUMB;
+    let kind = match present.kind {
+        Kind::Turn if !is_partly_full || present.turn_waits => Kind::Wait,
+        kind => kind,
+    };
+    let most_nodes = match kind {
+        _ if terms.serial_only => 1,
         // It has the next turn; only what fits beside it is asked for.
-        (false, true) => room.empty_nodes.max(1),
-        (false, false) => room.nodes,
+        _ if present.turn_waits => room.empty_nodes.max(1),
+        // A question that waits takes nothing away from those who have room for it.
+        Kind::Wait => room.empty_nodes.max(1),
+        Kind::Fill | Kind::Turn => room.nodes,
     };
     let mut question = Acquire {
         max_num_jobs: (missing_jobs as i64).clamp(1, MAX_ACQUIRE),
@@ -85,16 +134,17 @@ pub fn question(terms: &Terms, present: &Present) -> Option<Acquire> {
         sort_by: Some(terms.sort_by.as_str().into()),
         ..Acquire::default()
     };
-    if present.is_drained {
-        question.wait_sec = MAX_WAIT_SEC * 0.8;
-        if !terms.serial_only && !present.wide_waits && missing_nodes < all {
-            // The first in the service's order may be one that does not fit yet. It is taken, alone, and waits
-            // here for its turn; else everything behind it would wait with it.
+    match kind {
+        Kind::Fill => {}
+        // The first in the service's order may be one that does not fit yet. It is taken, alone, and waits
+        // here for its turn; else everything behind it would wait with it.
+        Kind::Turn => {
             question.max_num_jobs = 1;
             question.max_aggregate_nodes = Some(all + 1e-6);
         }
+        Kind::Wait => question.wait_sec = if is_partly_full { SHORT_WAIT_SEC } else { WAIT_SEC },
     }
-    Some(question)
+    Some((question, kind))
 }
 
 #[cfg(test)]
@@ -102,16 +152,16 @@ mod tests {
     use super::*;
 
     fn present(nodes: usize, free: f64, cores: usize) -> Present {
-        let room = Room { nodes, empty_nodes: free as usize, free_nodes: free, free_cores: cores };
+        let room = Room { nodes, empty_nodes: free as usize, free_nodes: free, free_jobs: cores };
         Present {
             room,
             waiting: 0,
             waiting_nodes: 0.0,
-            wide_waits: false,
+            turn_waits: false,
             rate: 0.0,
             mean_nodes: 1.0,
             minutes_left: 10,
-            is_drained: false,
+            kind: Kind::Fill,
         }
     }
 
@@ -121,7 +171,7 @@ mod tests {
 
     #[test]
     fn empty_nodes_are_asked_to_be_filled_and_full_ones_not() {
-        let asked = question(&terms(false), &present(4, 4.0, 256)).unwrap();
+        let (asked, _) = question(&terms(false), &present(4, 4.0, 256)).unwrap();
         assert_eq!((asked.max_num_jobs, asked.max_nodes_per_job, asked.wait_sec), (256, Some(4), 0.0));
         assert!(question(&terms(false), &present(4, 0.0, 0)).is_none());
         assert!(question(&terms(false), &present(0, 0.0, 0)).is_none());
@@ -136,7 +186,7 @@ mod tests {
     #[test]
     fn quick_jobs_are_fetched_ahead_and_long_ones_not() {
         let quick = Present { rate: 1_000.0, mean_nodes: 0.5, ..present(1, 0.0, 0) };
-        let asked = question(&terms(true), &quick).unwrap();
+        let (asked, _) = question(&terms(true), &quick).unwrap();
         assert_eq!(asked.max_num_jobs, 400);
         assert!(asked.max_aggregate_nodes.unwrap() > 199.0);
         let served = Present { waiting: 300, waiting_nodes: 150.0, ..quick };
@@ -146,13 +196,32 @@ mod tests {
 
     #[test]
     fn a_wide_job_gets_its_turn() {
-        let drained = Present { is_drained: true, ..present(4, 1.5, 100) };
-        let asked = question(&terms(false), &drained).unwrap();
-        assert_eq!((asked.max_num_jobs, asked.max_nodes_per_job), (1, Some(4)));
-        assert!(asked.wait_sec > 0.0 && asked.max_aggregate_nodes.unwrap() >= 4.0);
-        let waits = Present { wide_waits: true, ..drained };
-        let asked = question(&terms(false), &waits).unwrap();
-        assert_eq!(asked.max_nodes_per_job, Some(1));
+        let drained = Present { kind: Kind::Turn, ..present(4, 1.5, 100) };
+        let (asked, kind) = question(&terms(false), &drained).unwrap();
+        assert_eq!((kind, asked.max_num_jobs, asked.max_nodes_per_job, asked.wait_sec), (Kind::Turn, 1, Some(4), 0.0));
+        assert!(asked.max_aggregate_nodes.unwrap() >= 4.0);
+        let waits = Present { turn_waits: true, ..drained };
+        let (asked, kind) = question(&terms(false), &waits).unwrap();
+        assert_eq!((kind, asked.max_nodes_per_job), (Kind::Wait, Some(1)));
+        assert!(asked.max_aggregate_nodes.unwrap() < 2.0 && asked.wait_sec > 0.0);
+    }
+
+    #[test]
+    fn who_waits_takes_nothing_that_does_not_fit() {
+        let partly_full = Present { kind: Kind::Wait, ..present(4, 1.5, 100) };
+        let (asked, _) = question(&terms(false), &partly_full).unwrap();
+        assert_eq!((asked.max_nodes_per_job, asked.wait_sec), (Some(1), SHORT_WAIT_SEC));
         assert!(asked.max_aggregate_nodes.unwrap() < 2.0);
+        // What is free does not grow while all is; a Job of all nodes fits.
+        let empty = Present { kind: Kind::Wait, ..present(4, 4.0, 256) };
+        let (asked, _) = question(&terms(false), &empty).unwrap();
+        assert_eq!((asked.max_nodes_per_job, asked.wait_sec), (Some(4), WAIT_SEC));
+    }
+
+    #[test]
+    fn the_kinds_follow_each_other() {
+        let kinds = std::iter::successors(Some(Kind::Fill), |kind| Some(kind.after(0)));
+        assert_eq!(kinds.take(5).collect::<Vec<_>>(), [Kind::Fill, Kind::Turn, Kind::Wait, Kind::Turn, Kind::Wait]);
+        assert_eq!(Kind::Wait.after(1), Kind::Fill);
     }
 }

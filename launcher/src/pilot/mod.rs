@@ -40,7 +40,7 @@ use crate::{
 };
 use asking::Asking;
 use book::Book;
-use demand::Terms;
+use demand::{Kind, Terms};
 use doubts::Doubts;
 pub use setup::{exit_record, nodes_of, site_of};
 use signals::Signals;
@@ -49,7 +49,9 @@ use signals::Signals;
 const HOLD: [(&str, f64); 2] = [("COPAL_LEASE_HOLD_SEC", 1_800.0), ("COPAL_LEASE_SEC", 300.0)];
 /// How long a killed run may hang in the kernel before it is left behind.
 const HANG: Duration = Duration::from_secs(12);
-/// How often followers that wait beside free room are looked at.
+/// How long a Job that was offered to others is left to them.
+const OFFER_GAP: Duration = Duration::from_millis(30);
+/// How often is looked at Jobs that wait for the next place, here and at workers.
 const RECALL_PERIOD: Duration = Duration::from_millis(200);
 /// How often a worker may be lost before the pilot gives up on its nodes.
 const MAX_LOSSES: usize = 3;
@@ -163,6 +165,7 @@ impl Pilot {
         let mut parent = std::pin::pin!(partition::parent_is_gone());
         loop {
             self.step();
+            self.hurry();
             if let Some(reason) = self.stopping.clone()
                 && self.book.is_empty()
             {
@@ -210,9 +213,10 @@ impl Pilot {
                     self.last_busy = Instant::now();
                 }
                 self.asking.backoff.reset();
-                self.asking.is_drained = jobs.is_empty();
+                let for_turn = self.asking.kind == Kind::Turn;
+                self.asking.kind = self.asking.kind.after(jobs.len());
                 self.book.learn(names);
-                self.book.receive(jobs, Instant::now(), &self.deadline);
+                self.book.receive(jobs, for_turn, Instant::now(), &self.deadline);
             }
             Heard::NotAcquired(_, wait) => {
                 self.asking.in_flight = false;
@@ -351,6 +355,13 @@ impl Pilot {
         }
     }
 
+    /// Ends of runs are not kept for a batch when places are free.
+    fn hurry(&self) {
+        if let Some(lease) = self.lease.as_ref().filter(|_| !self.book.has_spare()) {
+            lease.reporter.hurry(self.book.is_empty());
+        }
+    }
+
     /// Tells the service which Jobs can't run here.
     fn give_back(&mut self) {
         let given_back = self.book.take_given_back();
@@ -382,7 +393,12 @@ impl Pilot {
             let failed = self.book.place(now, &self.deadline, &self.fleet);
             self.report(failed);
             self.book.feed(now, &self.deadline, &self.fleet);
-            self.book.give_back_late(now);
+            self.book.give_back_spare(now);
+            if self.book.give_back_late(now) {
+                // Whoever waits for them at the service is asked first.
+                self.asking.not_before = Some(now + OFFER_GAP);
+                self.asking.kind = Kind::Turn;
+            }
             self.give_back();
             if now.saturating_duration_since(self.book.last_recall) >= RECALL_PERIOD {
                 self.book.recall(now, &self.fleet);
@@ -458,8 +474,11 @@ impl Pilot {
             if let Some(at) = self.book.next_checkpoint(&self.deadline) {
                 wake = wake.min(at);
             }
-            if self.book.has_followers() {
+            if self.book.has_spare() {
                 wake = wake.min(self.book.last_recall + RECALL_PERIOD);
+            }
+            if self.book.any_waits() {
+                wake = wake.min(self.book.next_late());
             }
         }
         if !self.is_cut_off && !self.book.is_empty() {

@@ -1,6 +1,9 @@
 //! Jobs that are held and have not been given to a worker, by the packer's name for them and by class.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::{
+    collections::{BTreeMap, HashMap, VecDeque},
+    time::Instant,
+};
 
 use copal_schemas::{JobId, job::Job};
 
@@ -17,8 +20,10 @@ pub(super) struct Held {
     pub(super) class: u64,
     /// What it occupies, in nodes.
     pub(super) nodes: f64,
-    /// Whether it takes several nodes.
-    pub(super) is_wide: bool,
+    /// Whether it waits for its turn and not for the next place: it takes several nodes, or did not fit when it came.
+    pub(super) for_turn: bool,
+    /// Since when it waits here.
+    pub(super) since: Instant,
 }
 
 /// Those that wait.
@@ -29,8 +34,8 @@ pub(super) struct Waiting {
     /// Packer's names in the order of arrival. Those that were taken another way are skipped when met.
     order: BTreeMap<u64, VecDeque<JobId>>,
     counts: BTreeMap<u64, usize>,
-    wide: usize,
-    narrow_nodes: f64,
+    turns: usize,
+    next_nodes: f64,
 }
 
 impl Waiting {
@@ -44,9 +49,9 @@ impl Waiting {
             order.retain(|token| self.held.contains_key(token));
         }
         order.push_back(held.ask.job);
-        match held.is_wide {
-            true => self.wide += 1,
-            false => self.narrow_nodes += held.nodes,
+        match held.for_turn {
+            true => self.turns += 1,
+            false => self.next_nodes += held.nodes,
         }
         self.held.insert(held.ask.job, held);
     }
@@ -62,13 +67,13 @@ impl Waiting {
                 self.order.remove(&held.class);
             }
         }
-        match held.is_wide {
-            true => self.wide -= 1,
-            false => self.narrow_nodes -= held.nodes,
+        match held.for_turn {
+            true => self.turns -= 1,
+            false => self.next_nodes -= held.nodes,
         }
         if self.held.is_empty() {
             // Rounding errors do not add up for ever.
-            self.narrow_nodes = 0.0;
+            self.next_nodes = 0.0;
         }
         Some(held)
     }
@@ -117,18 +122,23 @@ impl Waiting {
         self.held.is_empty()
     }
 
-    /// How many of one node wait.
-    pub(super) fn narrow(&self) -> usize {
-        self.held.len() - self.wide
+    /// One by the packer's name for it.
+    pub(super) fn get(&self, token: JobId) -> Option<&Held> {
+        self.held.get(&token)
+    }
+
+    /// How many wait for the next place.
+    pub(super) fn for_next(&self) -> usize {
+        self.held.len() - self.turns
     }
 
     /// What these occupy, in nodes.
-    pub(super) fn narrow_nodes(&self) -> f64 {
-        self.narrow_nodes
+    pub(super) fn next_nodes(&self) -> f64 {
+        self.next_nodes
     }
 
-    /// How many of several nodes wait.
-    pub(super) fn wide(&self) -> usize {
-        self.wide
+    /// How many wait for their turn.
+    pub(super) fn for_turn(&self) -> usize {
+        self.turns
     }
 }

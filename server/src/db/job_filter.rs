@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use copal_schemas::{AppId, BatchJobId, JobId, JobState, SiteId, StringMap, Timestamp};
+use copal_schemas::{AppId, BatchJobId, JobId, JobState, SessionId, SiteId, StringMap, Timestamp};
 use sqlx::{PgConnection, Postgres, QueryBuilder, types::Json};
 
 use super::{scope::Scope, tags};
@@ -21,6 +21,8 @@ pub struct JobFilter {
     pub site_ids: Vec<SiteId>,
     /// That ran in this BatchJob last.
     pub batch_job_id: Option<BatchJobId>,
+    /// That this Session holds.
+    pub session_id: Option<SessionId>,
     /// Of this array.
     pub array_id: Option<i64>,
     /// Changed at this time or before.
@@ -232,6 +234,7 @@ impl JobFilter {
 
     fn has_hot_conditions(&self) -> bool {
         self.batch_job_id.is_some()
+            || self.session_id.is_some()
             || self.last_update_before.is_some()
             || self.last_update_after.is_some()
             || !self.tags.is_empty()
@@ -302,6 +305,9 @@ impl JobFilter {
         }
         if let Some(batch_job) = self.batch_job_id {
             sql.push(" and j.batch_job_id = ").push_bind(batch_job);
+        }
+        if let Some(session) = self.session_id {
+            sql.push(" and j.session_id = ").push_bind(session);
         }
         if let Some(time) = self.last_update_before {
             sql.push(" and j.last_update <= ").push_bind(time);

@@ -21,26 +21,22 @@ pub struct Refusal {
     pub message: String,
 }
 
-/// Notes that the holder has refused these Jobs.
+/// Notes that the holder has refused these Jobs: those of them that it gave back with a reason.
 ///
 /// # Errors
 /// The database's.
 pub async fn note(conn: &mut PgConnection, holder: Holder, refused: &[&Release]) -> ApiResult<()> {
-    if refused.is_empty() {
+    let message = |text: &String| text.chars().take(MAX_MESSAGE).collect::<String>();
+    let why = |release: &&Release| Some((release.job_id, message(release.message.as_ref()?)));
+    let (jobs, messages): (Vec<JobId>, Vec<String>) = refused.iter().filter_map(why).unzip();
+    if jobs.is_empty() {
         return Ok(());
     }
     const SQL: &str = "with refuser as (update sessions set has_refusals = true where id = $1 and not has_refusals) \
          insert into job_refusals (session_id, job_id, batch_job_id, message) \
          select $1, job_id, $2, message from unnest($3::bigint[], $4::text[]) as u(job_id, message) \
          on conflict (session_id, job_id) do update set message = excluded.message, refused_at = excluded.refused_at";
-    let message = |release: &Release| release.message.chars().take(MAX_MESSAGE).collect::<String>();
-    sqlx::query(SQL)
-        .bind(holder.id)
-        .bind(holder.batch_job_id)
-        .bind(refused.iter().map(|release| release.job_id).collect::<Vec<_>>())
-        .bind(refused.iter().map(|release| message(release)).collect::<Vec<_>>())
-        .execute(conn)
-        .await?;
+    sqlx::query(SQL).bind(holder.id).bind(holder.batch_job_id).bind(jobs).bind(messages).execute(conn).await?;
     Ok(())
 }
 

@@ -57,9 +57,9 @@ pub async fn report(
             Err((reason, detail)) => answer.rejected.push(Rejected { index, job_id, reason, detail }),
         }
     }
-    let refused = release(&mut moves, session, &report.release);
+    let given_back = release(&mut moves, session, &report.release);
     moves.apply(&mut *conn).await?;
-    refusals::note(&mut *conn, holder, &refused).await?;
+    refusals::note(&mut *conn, holder, &given_back).await?;
     if !data.is_empty() {
         const DATA: &str = "update job_details d set data = u.data from unnest($1::bigint[], $2::jsonb[]) \
              as u(id, data) where d.job_id = u.id";
@@ -75,18 +75,18 @@ pub async fn report(
 }
 
 /// Frees the Jobs that the holder gives back and that still wait for it; says which these are.
-fn release<'a>(moves: &mut Moves, session: SessionId, given_back: &'a [Release]) -> Vec<&'a Release> {
-    let mut refused = Vec::new();
-    for release in given_back {
+fn release<'a>(moves: &mut Moves, session: SessionId, releases: &'a [Release]) -> Vec<&'a Release> {
+    let mut given_back = Vec::new();
+    for release in releases {
         if let Some((now, job)) = moves.get_mut(release.job_id)
             && job.row.session_id == Some(session)
             && job.row.state.is_runnable()
         {
             job.lose_session(now);
-            refused.push(release);
+            given_back.push(release);
         }
     }
-    refused
+    given_back
 }
 
 fn take(now: copal_schemas::Timestamp, job: &mut Moving, update: JobUpdate) -> Result<(), (Rejection, String)> {

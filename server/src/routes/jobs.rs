@@ -19,7 +19,7 @@ use crate::{
         job_filter::{JobFilter, OrderBy},
     },
     error::{ApiError, ApiResult},
-    extract::{CurrentUser, PatchItems, PathId, QueryParams, ValidJson},
+    extract::{CurrentUser, PatchItems, PathId, QueryParams, ValidJson, idempotency_key},
 };
 
 const ORDERINGS: &[&str] = &["id", "-id", "last_update", "-last_update", "state", "-state", "workdir", "-workdir"];
@@ -33,6 +33,7 @@ fn filter(query: &QueryParams) -> ApiResult<JobFilter> {
         app_id: query.id("app_id")?,
         site_ids: query.ids("site_id")?,
         batch_job_id: query.id("batch_job_id")?,
+        session_id: query.id("session_id")?,
         array_id: query.id("array_id")?,
         last_update_before: query.datetime("last_update_before")?,
         last_update_after: query.datetime("last_update_after")?,
@@ -66,6 +67,7 @@ fn ordering(query: &QueryParams) -> ApiResult<(OrderBy, bool)> {
     ("app_id" = Option<i64>, Query, description = "Of this App"),
     ("site_id" = Option<Vec<i64>>, Query, description = "At one of these Sites"),
     ("batch_job_id" = Option<i64>, Query, description = "That ran in this BatchJob last"),
+    ("session_id" = Option<i64>, Query, description = "That this Session holds"),
     ("array_id" = Option<i64>, Query, description = "Of this array"),
     ("last_update_before" = Option<String>, Query, format = DateTime, description = "Changed then or earlier"),
     ("last_update_after" = Option<String>, Query, format = DateTime, description = "Changed then or later"),
@@ -126,6 +128,7 @@ pub(super) async fn create_jobs(
     request: HttpRequest,
     body: ValidJson<Vec<JobCreate>>,
 ) -> ApiResult<HttpResponse> {
+    let key = idempotency_key(&request)?;
     let jobs = body.0;
     if jobs.len() > MAX_BULK {
         return Err(ApiError::bulk_too_large(jobs.len()));
@@ -134,10 +137,8 @@ pub(super) async fn create_jobs(
         return Ok(HttpResponse::Created().json(jobs));
     }
     let scope = (&user).into();
-    create_once(&shared, &user, &request, "/jobs/", &jobs, async |tx| {
-        db::job_create::create(tx, scope, jobs.clone()).await
-    })
-    .await
+    create_once(&shared, &user, key, "/jobs/", &jobs, async |tx| db::job_create::create(tx, scope, jobs.clone()).await)
+        .await
 }
 
 /// Creates an array of up to 1,000,000 Jobs from a template, all or none.
@@ -156,8 +157,9 @@ pub(super) async fn create_job_array(
     request: HttpRequest,
     body: ValidJson<JobArrayCreate>,
 ) -> ApiResult<HttpResponse> {
+    let key = idempotency_key(&request)?;
     let (array, scope) = (body.0, (&user).into());
-    create_once(&shared, &user, &request, "/job-arrays/", &array, async |tx| {
+    create_once(&shared, &user, key, "/job-arrays/", &array, async |tx| {
         db::job_array::create(tx, scope, array.clone()).await
     })
     .await
@@ -167,17 +169,11 @@ pub(super) async fn create_job_array(
 async fn create_once<T: Serialize>(
     shared: &Shared,
     user: &CurrentUser,
-    request: &HttpRequest,
+    key: Option<&str>,
     path: &str,
     body: &impl Serialize,
     create: impl AsyncFn(&mut PgConnection) -> ApiResult<T>,
 ) -> ApiResult<HttpResponse> {
-    let key = match request.headers().get("Idempotency-Key") {
-        None => None,
-        Some(key) => Some(key.to_str().map_err(|_| {
-            ApiError::invalid_at(vec!["header".into(), "Idempotency-Key".into()], "only ASCII letters are taken")
-        })?),
-    };
     let Some(key) = key else {
         let created = db::transact(&shared.pool, create).await?;
         return Ok(HttpResponse::Created().json(created));

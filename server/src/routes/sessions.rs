@@ -23,6 +23,10 @@ use crate::{
     feed::{Token, Wants},
 };
 
+/// A look passes over Jobs that another transaction has locked at that moment, and nobody tells when that leaves them
+/// free. So a waiter looks again so soon after each look that was in vain, before it trusts the notifications.
+const SECOND_LOOKS: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(2)];
+
 /// Lists the user's Sessions.
 #[utoipa::path(get, path = "/sessions/", tag = "sessions", params(
     ("id" = Option<Vec<i64>>, Query, description = "One of these"),
@@ -113,6 +117,7 @@ pub(super) async fn acquire_jobs(
     };
     let deadline = Instant::now() + wait;
     let mut token: Option<Token> = None;
+    let mut second_looks = SECOND_LOOKS.into_iter();
     loop {
         // Registered before looking: a Job that becomes free after the look wakes this waiter.
         let mut waiter = shared.feed.wait_at(site, Wants::of(&wanted.states));
@@ -128,9 +133,13 @@ pub(super) async fn acquire_jobs(
         if !jobs.is_empty() || Instant::now() >= deadline || shared.stop.is_cancelled() {
             return Ok(HttpResponse::Ok().json(jobs));
         }
-        let look_again = deadline.min(Instant::now() + shared.feed.fallback());
+        let fallback = shared.feed.fallback();
+        let look_again = deadline.min(Instant::now() + second_looks.next().unwrap_or(fallback).min(fallback));
         token = tokio::select! {
-            token = waiter.woken() => token,
+            token = waiter.woken() => {
+                second_looks = SECOND_LOOKS.into_iter();
+                token
+            }
             () = sleep_until(look_again) => None,
             () = shared.stop.cancelled() => return Ok(HttpResponse::Ok().json(jobs)),
         };

@@ -1,4 +1,4 @@
-//! Jobs that a launcher gives back because none of its nodes can hold them.
+//! Jobs that a launcher gives back, because none of its nodes can hold them or because they wait there in vain.
 
 use copal_tests::{World, id};
 use serde_json::{Value, json};
@@ -8,7 +8,8 @@ fn ids(jobs: &[Value]) -> Vec<i64> {
 }
 
 /// Reports that a Session gives Jobs back.
-async fn release(world: &World, session: i64, jobs: &[i64], message: &str) -> Value {
+async fn release(world: &World, session: i64, jobs: &[i64], message: impl Into<Value>) -> Value {
+    let message = message.into();
     let release: Vec<Value> = jobs.iter().map(|job| json!({"job_id": job, "message": message})).collect();
     let body = json!({"batch_key": uuid::Uuid::new_v4(), "updates": [], "release": release});
     world.user.post(&format!("/sessions/{session}/updates"), &body).await.ok()
@@ -78,4 +79,17 @@ async fn a_job_that_was_given_back_wakes_who_waits() {
     let wait = json!({"wait_sec": 30});
     let (got, _) = tokio::join!(world.user.acquire(second, &wait), release(&world, first, &jobs, "a node has 4 CPUs"));
     assert_eq!(ids(&got), jobs);
+}
+
+#[tokio::test]
+async fn a_job_that_only_waited_in_vain_goes_to_anybody() {
+    let world = World::new().await;
+    let jobs = world.plain_jobs(2).await;
+    let session = world.session().await;
+    assert_eq!(ids(&world.user.acquire(session, &json!({})).await), jobs);
+    release(&world, session, &jobs[..1], Value::Null).await;
+    let held = world.user.ids(&format!("/jobs/?session_id={session}")).await;
+    assert_eq!(held, jobs[1..]);
+    assert!(reasons(&world, jobs[0]).await.iter().all(|(code, _)| code != "shape"));
+    assert_eq!(ids(&world.user.acquire(session, &json!({})).await), jobs[..1]);
 }

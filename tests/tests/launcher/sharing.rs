@@ -27,6 +27,31 @@ fn packed() -> Value {
     json!({"node_packing_count": SLOTS})
 }
 
+/// Which of the gated Jobs run, by the mark of their launcher.
+fn running(bed: &Bed, jobs: usize) -> BTreeMap<String, Vec<usize>> {
+    let mut of: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+    for index in 0..jobs {
+        let folder = bed.path(&format!("data/Gated/{index:05}"));
+        if let Ok(mark) = std::fs::read_to_string(folder.join("mark"))
+            && mark.ends_with('\n')
+            && !folder.join("open").exists()
+        {
+            of.entry(mark.trim().into()).or_default().push(index);
+        }
+    }
+    of
+}
+
+/// Opens the gates of all gated Jobs, and waits until these and all others are finished.
+async fn finish(bed: &Bed, gated: usize, all: usize) {
+    for index in 0..gated {
+        std::fs::create_dir_all(bed.path(&format!("data/Gated/{index:05}"))).unwrap();
+        std::fs::write(bed.path(&format!("data/Gated/{index:05}/open")), "").unwrap();
+    }
+    bed.wait_count("JOB_FINISHED", all as u64).await;
+    assert_eq!(bed.events("RUNNING").await.len(), all);
+}
+
 #[tokio::test]
 async fn all_jobs_run_and_each_runs_once() {
     let count = job_count();
@@ -65,19 +90,7 @@ async fn none_is_idle_while_there_is_work() {
     let bed = Bed::new(&[("Gated", GATED)]).await;
     let jobs = bed.jobs("Gated", 14, &packed()).await;
     let launchers = two(&bed).await;
-    let running = || -> BTreeMap<String, Vec<usize>> {
-        let mut of: BTreeMap<String, Vec<usize>> = BTreeMap::new();
-        for index in 0..jobs.len() {
-            let folder = bed.path(&format!("data/Gated/{index:05}"));
-            if let Ok(mark) = std::fs::read_to_string(folder.join("mark"))
-                && mark.ends_with('\n')
-                && !folder.join("open").exists()
-            {
-                of.entry(mark.trim().into()).or_default().push(index);
-            }
-        }
-        of
-    };
+    let running = || running(&bed, jobs.len());
     // Both are full at once, and each place that becomes free is filled again, by either, until nothing waits.
     for round in 0..=jobs.len() - 2 * SLOTS as usize {
         let full = wait_for("both launchers to be full", LIMIT, async || match running() {
@@ -88,13 +101,63 @@ async fn none_is_idle_while_there_is_work() {
         let next = &full[["one", "two"][round % 2]][0];
         std::fs::write(bed.path(&format!("data/Gated/{next:05}/open")), "").unwrap();
     }
-    for index in 0..jobs.len() {
-        std::fs::create_dir_all(bed.path(&format!("data/Gated/{index:05}"))).unwrap();
-        std::fs::write(bed.path(&format!("data/Gated/{index:05}/open")), "").unwrap();
-    }
-    bed.wait_count("JOB_FINISHED", jobs.len() as u64).await;
-    assert_eq!(bed.events("RUNNING").await.len(), jobs.len());
+    finish(&bed, jobs.len(), jobs.len()).await;
     for launcher in launchers {
         launcher.stop();
     }
+}
+
+/// While Jobs end quickly, a launcher fetches some ahead. When the ones at hand turn out to be long, those that wait
+/// behind them go to a launcher that has room.
+#[tokio::test]
+async fn jobs_fetched_ahead_go_to_others_when_runs_turn_out_long() {
+    const QUICK: usize = 300;
+    const LONG: usize = 2 * SLOTS as usize;
+    let bed = Bed::new(&[("Quick", "command: true\noutput: none"), ("Gated", GATED)]).await;
+    bed.settings(&json!({"cpus_per_node": SLOTS, "idle_ttl_sec": 600, "sort_by": "fifo"}));
+    bed.jobs("Quick", QUICK, &packed()).await;
+    bed.jobs("Gated", LONG, &packed()).await;
+    let full = async |mark: &str, log: &dyn Fn() -> String| {
+        wait_for(&format!("launcher {mark} to be full"), LIMIT, async || match running(&bed, LONG) {
+            of if of.get(mark).map(Vec::len) == Some(SLOTS as usize) => Ok(()),
+            of => Err(format!("{of:?}; {}", log())),
+        })
+        .await;
+    };
+    let one = bed.launch("one", &["-j", "serial"], &[("MARK", "one")]);
+    full("one", &|| one.log()).await;
+    let two = bed.launch("two", &["-j", "serial"], &[("MARK", "two")]);
+    full("two", &|| format!("{}; {}", one.log(), two.log())).await;
+    finish(&bed, LONG, QUICK + LONG).await;
+    one.stop();
+    two.stop();
+}
+
+/// A Job of several nodes waits for its turn at a launcher whose nodes are in use. A launcher that comes with empty nodes
+/// gets it.
+#[tokio::test]
+async fn a_wide_job_that_waits_goes_to_a_launcher_with_empty_nodes() {
+    let bed = Bed::new(&[("Gated", GATED), ("Wide", "command: 'true'")]).await;
+    let mpi = json!({"cpus_per_node": SLOTS, "idle_ttl_sec": 600, "mpi": "template", "mpi_template": "env"});
+    bed.settings(&mpi);
+    bed.jobs("Gated", 1, &json!({})).await;
+    let nodes = [("COPAL_LOCAL_NODELIST", "local[0-1]")];
+    let env = |mark| [("MARK", mark), nodes[0]];
+    let one = bed.launch("one", &["-j", "mpi"], &env("one"));
+    wait_for("one to run", LIMIT, async || match running(&bed, 1) {
+        of if of.contains_key("one") => Ok(()),
+        of => Err(format!("{of:?}; {}", one.log())),
+    })
+    .await;
+    let wide = bed.jobs("Wide", 1, &json!({"num_nodes": 2})).await[0];
+    wait_for("one to hold it", LIMIT, async || {
+        let job = bed.api.get(&format!("/jobs/{wide}")).await.ok();
+        if job["session_id"].is_null() { Err(job["state"].to_string()) } else { Ok(()) }
+    })
+    .await;
+    let two = bed.launch("two", &["-j", "mpi"], &env("two"));
+    bed.wait_state(wide, "JOB_FINISHED").await;
+    finish(&bed, 1, 2).await;
+    one.stop();
+    two.stop();
 }

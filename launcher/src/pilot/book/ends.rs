@@ -37,7 +37,7 @@ impl Book {
                 Event::Returned(run) => {
                     let Some(state) = self.forget_run(run) else { continue };
                     if !state.is_lost {
-                        self.enqueue(state.held.job);
+                        self.enqueue(state.held.job, false);
                     }
                 }
             }
@@ -85,7 +85,7 @@ impl Book {
             self.vacate(slot, fleet);
         }
         if let Some(job) = state.successor {
-            self.enqueue(job);
+            self.enqueue(job, false);
         }
     }
 
@@ -111,13 +111,13 @@ impl Book {
             let job = state.held.job;
             if state.is_lost {
                 if let Some(job) = state.successor {
-                    self.enqueue(job);
+                    self.enqueue(job, false);
                 }
                 continue;
             }
             // One that is sent but not reported may have started: it counts as a run that was cut off.
             if state.slot.is_none() {
-                self.enqueue(job);
+                self.enqueue(job, false);
                 continue;
             }
             if !state.has_started {

@@ -1,21 +1,22 @@
 //! The pilot's book: which Jobs wait here, which run in which slot of which worker, and which are given back.
 //!
 //! `starts` decides by the packer who starts where and tells workers; `ends` turns what they report into
-//! updates for the service, and ends runs.
+//! updates for the service, and ends runs; `spare` gives back what waits here in vain.
 
 mod ends;
+mod spare;
 mod starts;
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use copal_schemas::{AppId, JobId, job::Job, session::Release, settings::SortBy};
 use tracing::info;
 
 use super::{
-    demand::Present,
+    demand::{self, Kind, Present},
     rate::Rate,
     waiting::{Held, Waiting},
 };
@@ -29,8 +30,8 @@ use crate::{
     stop::Deadline,
 };
 
-/// How often is looked for Jobs for which the time has become too short.
-const LATE_PERIOD: Duration = Duration::from_secs(10);
+/// Seconds of work that a worker has at hand while Jobs end quickly.
+const FOLLOW_SEC: f64 = 0.05;
 
 /// A run that a worker has.
 #[derive(Debug)]
@@ -72,6 +73,12 @@ impl Post {
     fn rate_per_sec(&mut self, now: Instant) -> f64 {
         let places = self.slots.values().sum();
         self.rate.per_sec(now, places)
+    }
+
+    /// How many Jobs it should have at hand.
+    fn wanted_followers(&mut self, now: Instant) -> usize {
+        let rate = self.rate_per_sec(now);
+        if demand::is_slow(rate) { 0 } else { (rate * FOLLOW_SEC).ceil() as usize }
     }
 }
 
@@ -219,7 +226,7 @@ impl Book {
     /// Judges anew which Jobs can run here, now that more is known of the nodes.
     fn judge_again(&mut self) {
         for job in std::mem::take(&mut self.doubtful) {
-            self.enqueue(Box::new(job));
+            self.enqueue(Box::new(job), false);
         }
         let misfits: Vec<(JobId, String)> =
             self.waiting.all().filter_map(|held| Some((held.job.id, self.packer.misfit(&held.ask)?))).collect();
@@ -242,7 +249,7 @@ impl Book {
 
     fn give_back(&mut self, job: &Job, message: String) {
         info!(job.id = %job.id, "gives a Job back: {message}");
-        self.given_back.push(Release { job_id: job.id, message });
+        self.given_back.push(Release { job_id: job.id, message: Some(message) });
     }
 
     /// The Jobs to give back, which are not held here any more.
@@ -282,10 +289,6 @@ impl Book {
         self.started
     }
 
-    pub(super) fn has_followers(&self) -> bool {
-        self.posts.iter().any(|post| post.followers > 0)
-    }
-
     /// The Jobs that are here.
     pub(super) fn held(&self) -> HashSet<JobId> {
         let doubtful = self.doubtful.iter().map(|job| job.id);
@@ -293,51 +296,34 @@ impl Book {
     }
 
     /// How things are, for the next question to the service.
-    pub(super) fn present(&mut self, now: Instant, minutes_left: i32, is_drained: bool) -> Present {
+    pub(super) fn present(&mut self, now: Instant, minutes_left: i32, kind: Kind) -> Present {
         Present {
             room: self.packer.room(),
-            waiting: self.waiting.narrow(),
-            waiting_nodes: self.waiting.narrow_nodes(),
-            wide_waits: self.waiting.wide() > 0,
+            waiting: self.waiting.for_next(),
+            waiting_nodes: self.waiting.next_nodes(),
+            turn_waits: self.waiting.for_turn() > 0,
             rate: self.rate.per_sec(now, self.slots.len()),
             mean_nodes: self.mean_nodes,
             minutes_left,
-            is_drained,
+            kind,
         }
     }
 
-    /// Takes Jobs that the service gave.
-    pub(super) fn receive(&mut self, jobs: Vec<Job>, now: Instant, deadline: &Deadline) {
+    /// Takes Jobs that the service gave; `for_turn` when they were asked for though they do not fit yet.
+    pub(super) fn receive(&mut self, jobs: Vec<Job>, for_turn: bool, now: Instant, deadline: &Deadline) {
         let left = deadline.term_at.saturating_duration_since(now).as_secs_f64();
         for job in jobs {
             match job.checkpoint.as_ref().map(|checkpoint| checkpoint.grace_sec) {
                 Some(grace) if grace >= left => {
                     self.give_back(&job, format!("it takes {grace} s to save its state, and {left:.0} s are left"));
                 }
-                _ => self.enqueue(Box::new(job)),
-            }
-        }
-    }
-
-    /// Gives back Jobs for which the time has become too short while they waited: another launcher may have more.
-    pub(super) fn give_back_late(&mut self, now: Instant) {
-        if now.saturating_duration_since(self.last_late) < LATE_PERIOD {
-            return;
-        }
-        self.last_late = now;
-        let late: Vec<JobId> =
-            self.waiting.all().filter(|held| self.packer.is_late(&held.ask)).map(|held| held.job.id).collect();
-        for job in late {
-            if let Some(held) = self.waiting.take_job(job) {
-                let reason = self.packer.why(held.ask.job).unwrap_or_else(|| "too little time is left".into());
-                self.packer.withdraw(held.ask.job);
-                self.give_back(&held.job, reason);
+                _ => self.enqueue(Box::new(job), for_turn),
             }
         }
     }
 
     /// Takes a Job in: it waits, or it waits until its lost run is gone, or it is turned away.
-    fn enqueue(&mut self, job: Box<Job>) {
+    fn enqueue(&mut self, job: Box<Job>, for_turn: bool) {
         if let Some(run) = self.run_of.get(&job.id) {
             // No Job runs twice at the same time: the lost run must be gone first.
             if let Some(run) = self.runs.get_mut(run).filter(|run| run.is_lost) {
@@ -361,7 +347,14 @@ impl Book {
         }
         let nodes = f64::from(shape.num_nodes) / f64::from(shape.node_packing_count.max(1));
         self.mean_nodes += (nodes - self.mean_nodes) / 64.0;
-        self.waiting.add(Held { class: self.classes.of(&shape), is_wide: shape.num_nodes > 1, nodes, ask, job });
+        self.waiting.add(Held {
+            class: self.classes.of(&shape),
+            for_turn: for_turn || shape.num_nodes > 1,
+            since: Instant::now(),
+            nodes,
+            ask,
+            job,
+        });
     }
 
     fn id(&mut self) -> u64 {

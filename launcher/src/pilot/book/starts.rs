@@ -10,7 +10,7 @@ use copal_schemas::{JobState, session::JobUpdate};
 use tracing::{debug, info};
 
 use super::{
-    super::{verdict, waiting::Held},
+    super::{demand::CRUMB, verdict, waiting::Held},
     Book, Run, SlotState, milliseconds,
 };
 use crate::{
@@ -24,8 +24,6 @@ use crate::{
 
 /// Above so many ends in a second at a worker, runs get no control groups: each costs a fork.
 const GROUP_RATE: f64 = 20.0;
-/// Seconds of work that a worker has at hand while Jobs end quickly.
-const FOLLOW_SEC: f64 = 0.05;
 
 impl Book {
     /// Starts whatever may start now. Returns the end of those that can't: an App that is missing.
@@ -156,7 +154,7 @@ impl Book {
             if post.slots.get(&class).is_none_or(|count| *count == 0) {
                 continue;
             }
-            let target = (post.rate_per_sec(now) * FOLLOW_SEC).ceil() as usize;
+            let target = post.wanted_followers(now);
             if post.followers * 2 >= target {
                 continue;
             }
@@ -189,14 +187,14 @@ impl Book {
         }
     }
 
-    /// Takes followers back where there is room elsewhere and nobody waits for it.
+    /// Takes followers back where there is room elsewhere and nobody waits for it, and from workers where Jobs end
+    /// too slowly for any: the one that runs there now may be a long one.
     pub(in crate::pilot) fn recall(&mut self, now: Instant, fleet: &Fleet) {
         self.last_recall = now;
-        if self.waiting.is_empty() && self.packer.room().free_nodes > 1e-3 {
-            for (worker, post) in self.posts.iter().enumerate() {
-                if post.followers > 0 {
-                    fleet.tell(worker, ToWorker::Recall(post.followers));
-                }
+        let is_room = self.waiting.is_empty() && self.packer.room().free_nodes > CRUMB;
+        for (worker, post) in self.posts.iter_mut().enumerate() {
+            if post.followers > 0 && (is_room || post.wanted_followers(now) == 0) {
+                fleet.tell(worker, ToWorker::Recall(post.followers));
             }
         }
     }
