@@ -77,7 +77,11 @@ mod tests {
         for platform in platforms() {
             let settings: Settings = serde_saphyr::from_str(&platform.settings_for(SiteId(7))).unwrap();
             assert_eq!(settings.site_id, SiteId(7), "{}", platform.name);
-            assert!(platform.job_template.contains("{{launcher_cmd}}"), "{}", platform.name);
+            assert!(
+                ["{{launcher_cmd}}", "{{> launch}}"].iter().any(|end| platform.job_template.contains(end)),
+                "{}",
+                platform.name
+            );
         }
     }
 }

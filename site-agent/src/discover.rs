@@ -3,17 +3,20 @@
 
 use std::io::Write;
 
-use crate::scheduler::{Discovered, pbs, slurm};
+use copal_schemas::settings::Settings;
+
+use crate::scheduler::inventory::{self, Discovered};
 
 /// Asks the scheduler of that kind and writes two lines of `scheduler:` to `out`.
 ///
 /// # Errors
 /// When the scheduler does not answer, has no queue, or is of a kind that does not tell.
 pub async fn run(platform: &str, out: &mut impl Write) -> anyhow::Result<()> {
-    let found = match platform {
-        "slurm" => slurm::discover().await?,
-        "pbs" => pbs::discover().await?,
-        other => anyhow::bail!("nothing can be found out about {other}; slurm and pbs tell"),
+    let settings = serde_json::json!({"site_id": 0, "scheduler": {"kind": platform}});
+    let settings: Settings =
+        serde_json::from_value(settings).map_err(|_| anyhow::anyhow!("{platform:?} is no kind of scheduler"))?;
+    let Some(found) = inventory::of(&settings).discover().await? else {
+        anyhow::bail!("{platform} does not tell what queues there are");
     };
     anyhow::ensure!(!found.queues.is_empty(), "{platform} names no queue that takes jobs");
     out.write_all(lines(&found)?.as_bytes())?;
@@ -28,14 +31,16 @@ fn lines(found: &Discovered) -> anyhow::Result<String> {
 
 #[cfg(test)]
 mod tests {
-    use copal_schemas::settings::{QueueLimits, Settings};
+    use copal_schemas::settings::QueueLimits;
 
     use super::*;
 
     #[tokio::test]
     async fn only_kinds_that_tell_are_asked() {
         let error = run("local", &mut Vec::new()).await.unwrap_err().to_string();
-        assert_eq!(error, "nothing can be found out about local; slurm and pbs tell");
+        assert_eq!(error, "local does not tell what queues there are");
+        let error = run("abacus", &mut Vec::new()).await.unwrap_err().to_string();
+        assert_eq!(error, "\"abacus\" is no kind of scheduler");
     }
 
     #[test]

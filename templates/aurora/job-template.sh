@@ -19,12 +19,7 @@
 #PBS -A {{project}}
 {{/if}}
 
-{{#if proxy}}
-export https_proxy={{proxy}}
-{{/if}}
-
 # GPUs have the same numbers for the system and for Level Zero.
 export ZE_ENABLE_PCI_ID_DEVICE_ORDER=1
 
-# `exec`, so that the scheduler's signals reach the launcher.
-exec {{launcher_cmd}}
+{{> launch}}

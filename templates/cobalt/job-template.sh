@@ -18,9 +18,4 @@
 #COBALT --attrs {{optional_params.attrs}}
 {{/if}}
 
-{{#if proxy}}
-export https_proxy={{proxy}}
-{{/if}}
-
-# `exec`, so that the scheduler's signals reach the launcher.
-exec {{launcher_cmd}}
+{{> launch}}

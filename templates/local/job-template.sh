@@ -5,12 +5,8 @@
 #            optional_params site_path launcher_cmd proxy
 # Helpers:   hhmmss add sub mul div mod quote, and within #if: eq ne gt gte lt lte and or not
 # `copal site sync` tells what is wrong with a template.
-{{#if proxy}}
-export https_proxy={{proxy}}
-{{/if}}
 {{#if optional_params.shout}}
 echo {{optional_params.shout}}
 {{/if}}
 
-# `exec`, so that the signals of the scheduler reach the launcher.
-exec {{launcher_cmd}}
+{{> launch}}

@@ -20,9 +20,4 @@
 #BSUB -U {{optional_params.reservation}}
 {{/if}}
 
-{{#if proxy}}
-export https_proxy={{proxy}}
-{{/if}}
-
-# `exec`, so that the scheduler's signals reach the launcher.
-exec {{launcher_cmd}}
+{{> launch}}

@@ -21,9 +21,4 @@
 #PBS -A {{project}}
 {{/if}}
 
-{{#if proxy}}
-export https_proxy={{proxy}}
-{{/if}}
-
-# `exec`, so that PBS's signals reach the launcher.
-exec {{launcher_cmd}}
+{{> launch}}

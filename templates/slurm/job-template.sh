@@ -25,9 +25,4 @@
 #SBATCH --constraint={{optional_params.constraint}}
 {{/if}}
 
-{{#if proxy}}
-export https_proxy={{proxy}}
-{{/if}}
-
-# `exec`, so that Slurm's signals reach the launcher.
-exec {{launcher_cmd}}
+{{> launch}}

@@ -18,15 +18,10 @@
 #COBALT --attrs {{optional_params.attrs}}
 {{/if}}
 
-{{#if proxy}}
-export https_proxy={{proxy}}
-{{/if}}
-
 {{#if (eq optional_params.singularity_prime_cache "yes")}}
 # One process on each node reads Singularity's cache, before many do at once.
 aprun -n {{num_nodes}} -N 1 singularity cache list
 sleep 10
 {{/if}}
 
-# `exec`, so that the scheduler's signals reach the launcher.
-exec {{launcher_cmd}}
+{{> launch}}

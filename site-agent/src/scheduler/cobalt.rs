@@ -7,15 +7,14 @@ pub mod parse;
 use std::{collections::BTreeMap, fs, path::PathBuf, time::Duration};
 
 use copal_client::SiteDir;
-use copal_schemas::{
-    batch_job::SchedulerId,
-    site::{BackfillWindow, NodeStates},
-};
+use copal_schemas::{batch_job::SchedulerId, site::NodeStates};
+use futures_util::future::{BoxFuture, FutureExt};
 
 use super::{
     Adapter, SchedulerError, Status, SubmitError, SubmitSpec, Tracked,
     command::{CommandError, Runner, batches},
     ids,
+    inventory::{Inventory, Windows},
     listing::Listing,
     reply::SubmitReply,
     user_name,
@@ -98,12 +97,16 @@ impl Adapter for Cobalt {
     }
 }
 
-/// What the nodes of each queue do.
-pub async fn node_states() -> Option<BTreeMap<String, NodeStates>> {
-    nodes::states(&RUNNER.run_ok("nodelist", &[]).await.ok()?)
-}
+/// The system's nodes and queues.
+pub struct Machine;
 
-/// What each queue could start now: nodes that are idle, for as long as Cobalt leaves them free.
-pub async fn backfill_windows() -> Option<BTreeMap<String, Vec<BackfillWindow>>> {
-    nodes::windows(&RUNNER.run_ok("nodelist", &[]).await.ok()?)
+impl Inventory for Machine {
+    /// Nodes that are idle, for as long as Cobalt leaves them free.
+    fn windows(&self) -> BoxFuture<'_, Option<Windows>> {
+        async { nodes::windows(&RUNNER.run_ok("nodelist", &[]).await.ok()?) }.boxed()
+    }
+
+    fn node_states(&self) -> BoxFuture<'_, Option<BTreeMap<String, NodeStates>>> {
+        async { nodes::states(&RUNNER.run_ok("nodelist", &[]).await.ok()?) }.boxed()
+    }
 }

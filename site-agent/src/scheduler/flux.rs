@@ -1,6 +1,7 @@
 //! Flux: argv in, text out; reading the text is `flux/parse.rs`. The instance is the one that `FLUX_URI`
 //! or the system names.
 
+pub mod nodes;
 pub mod parse;
 
 use std::{collections::BTreeMap, time::Duration};
@@ -10,11 +11,13 @@ use copal_schemas::{
     resources::NodeShape,
     site::{ALL_NODES, NodeStates},
 };
+use futures_util::future::{BoxFuture, FutureExt};
 
 use super::{
     Adapter, SchedulerError, Status, SubmitError, SubmitSpec, Tracked,
     command::{CommandError, Runner, batches},
     ids,
+    inventory::{Discovered, Inventory, Windows},
     listing::Listing,
     reply::SubmitReply,
 };
@@ -77,15 +80,48 @@ impl Adapter for Flux {
     }
 }
 
-/// What one node has, where all nodes of the instance are alike.
-pub async fn node_shape() -> Option<NodeShape> {
-    let args = ["resource", "list", "-n", "-s", "free,allocated", "-o", "{nnodes}|{ncores}|{ngpus}"];
-    parse::node_shape(&RUNNER.run_ok("flux", &args).await.ok()?)
+/// The instance's nodes and queues.
+pub struct Machine;
+
+/// What `flux resource list` says in these states, in this form.
+async fn resources(states: &str, format: &str) -> Result<String, CommandError> {
+    RUNNER.run_ok("flux", &["resource", "list", "-n", "-s", states, "-o", format]).await
 }
 
-/// What the nodes of the instance do. Which of them a queue may use, it does not tell in one form.
-pub async fn node_states() -> Option<BTreeMap<String, NodeStates>> {
-    let args = ["resource", "list", "-n", "-s", "free,allocated,down", "-o", "{state}|{nnodes}"];
-    let states = parse::node_states(&RUNNER.run_ok("flux", &args).await.ok()?);
-    Some([(ALL_NODES.to_owned(), states)].into())
+/// What `flux queue list` says.
+async fn queues() -> Result<Vec<nodes::Queue>, CommandError> {
+    Ok(nodes::queues(&RUNNER.run_ok("flux", &["queue", "list", "-n", "-o", nodes::QUEUE_FORMAT]).await?))
+}
+
+impl Inventory for Machine {
+    fn node_shape(&self) -> BoxFuture<'_, Option<NodeShape>> {
+        async { nodes::shape(&resources("free,allocated", "{nnodes}|{ncores}|{ngpus}").await.ok()?) }.boxed()
+    }
+
+    fn windows(&self) -> BoxFuture<'_, Option<Windows>> {
+        async {
+            let free = resources("free", nodes::BY_QUEUE).await.ok()?;
+            Some(nodes::windows(&queues().await.ok()?, &nodes::by_queue(&free)))
+        }
+        .boxed()
+    }
+
+    /// Which of them a queue may use is in the windows.
+    fn node_states(&self) -> BoxFuture<'_, Option<BTreeMap<String, NodeStates>>> {
+        async {
+            let states = nodes::states(&resources("free,allocated,down", "{state}|{nnodes}").await.ok()?);
+            Some([(ALL_NODES.to_owned(), states)].into())
+        }
+        .boxed()
+    }
+
+    /// Flux itself does not know who may pay.
+    fn discover(&self) -> BoxFuture<'_, Result<Option<Discovered>, SchedulerError>> {
+        async {
+            let all = resources("all", nodes::BY_QUEUE).await.unwrap_or_default();
+            let queues = nodes::limits(&queues().await?, &nodes::by_queue(&all));
+            Ok(Some(Discovered { queues, projects: Vec::new() }))
+        }
+        .boxed()
+    }
 }

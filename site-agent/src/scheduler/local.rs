@@ -25,11 +25,15 @@ use copal_schemas::{
     resources::NodeShape,
     settings::{LauncherSettings, Settings},
 };
+use futures_util::future::{BoxFuture, FutureExt};
 use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize};
 use tokio::{io::AsyncReadExt, process::Command, sync::Notify};
 
-use super::{Adapter, EndReason, Ending, SchedulerError, Status, SubmitError, SubmitSpec, Tracked, command::Runner};
+use super::{
+    Adapter, EndReason, Ending, SchedulerError, Status, SubmitError, SubmitSpec, Tracked, command::Runner,
+    inventory::Inventory,
+};
 use crate::{
     process::{self, ProcessId},
     records::{self, RecordError},
@@ -457,8 +461,19 @@ impl Adapter for LocalScheduler {
     }
 }
 
-/// What this machine, taken for one node, has.
-pub async fn node_shape(launcher: &LauncherSettings) -> Option<NodeShape> {
+/// This machine, taken for one node.
+pub struct Machine {
+    /// What the settings say of it.
+    pub launcher: LauncherSettings,
+}
+
+impl Inventory for Machine {
+    fn node_shape(&self) -> BoxFuture<'_, Option<NodeShape>> {
+        node_shape(&self.launcher).boxed()
+    }
+}
+
+async fn node_shape(launcher: &LauncherSettings) -> Option<NodeShape> {
     let cpus = match launcher.cpus_per_node {
         Some(cpus) => cpus,
         None => u32::try_from(std::thread::available_parallelism().ok()?.get()).ok()?,

@@ -4,6 +4,7 @@
 pub mod history;
 pub mod nodes;
 pub mod parse;
+pub mod queues;
 
 use std::{
     collections::BTreeMap,
@@ -17,11 +18,13 @@ use copal_schemas::{
     batch_job::SchedulerId,
     site::{ALL_NODES, NodeStates},
 };
+use futures_util::future::{BoxFuture, FutureExt};
 
 use super::{
     Adapter, SchedulerError, Status, SubmitError, SubmitSpec, Tracked,
     command::{CommandError, Runner, batches},
     ids,
+    inventory::{Discovered, Inventory, Windows},
     listing::Listing,
     reply::SubmitReply,
     user_name,
@@ -127,8 +130,38 @@ fn script(spec: &SubmitSpec) -> io::Result<File> {
     Ok(file)
 }
 
-/// What the hosts of the cluster do. Which of them a queue may use, LSF does not tell in one form.
-pub async fn node_states() -> Option<BTreeMap<String, NodeStates>> {
-    let states = nodes::states(&RUNNER.run_ok("bhosts", &["-w"]).await.ok()?)?;
-    Some([(ALL_NODES.to_owned(), states)].into())
+/// The cluster's hosts and queues.
+pub struct Machine;
+
+impl Inventory for Machine {
+    /// Idle hosts of each queue. `bslots` knows for how long, where a queue backfills; else it is as long as the queue
+    /// allows.
+    fn windows(&self) -> BoxFuture<'_, Option<Windows>> {
+        async {
+            let hosts = nodes::hosts(&RUNNER.run_ok("bhosts", &["-w"]).await.ok()?)?;
+            let queues = queues::queues(&RUNNER.run_ok("bqueues", &["-l"]).await.ok()?);
+            let holes = RUNNER.run_ok("bslots", &[]).await.map(|text| queues::holes(&text)).unwrap_or_default();
+            Some(queues::windows(&queues, &hosts, &holes))
+        }
+        .boxed()
+    }
+
+    /// Which of them a queue may use, LSF does not tell in one form.
+    fn node_states(&self) -> BoxFuture<'_, Option<BTreeMap<String, NodeStates>>> {
+        async {
+            let hosts = nodes::hosts(&RUNNER.run_ok("bhosts", &["-w"]).await.ok()?)?;
+            Some([(ALL_NODES.to_owned(), nodes::states(&hosts))].into())
+        }
+        .boxed()
+    }
+
+    /// LSF does not know who may pay.
+    fn discover(&self) -> BoxFuture<'_, Result<Option<Discovered>, SchedulerError>> {
+        async {
+            let queues = queues::queues(&RUNNER.run_ok("bqueues", &["-l"]).await?);
+            let hosts = RUNNER.run_ok("bhosts", &["-w"]).await.ok().and_then(|text| nodes::hosts(&text));
+            Ok(Some(Discovered { queues: queues::limits(&queues, &hosts.unwrap_or_default()), projects: Vec::new() }))
+        }
+        .boxed()
+    }
 }

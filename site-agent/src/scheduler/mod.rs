@@ -1,10 +1,11 @@
 //! The Site's scheduler, in Copal's words: one trait, one file for each kind. An adapter submits,
 //! looks and cancels; it knows neither the service nor the states of BatchJobs. What follows from
-//! what it says is `tasks/queue_sync.rs`.
+//! what it says is `tasks/queue_sync.rs`. What the machine has is `inventory.rs`.
 
 pub mod cobalt;
 pub mod command;
 pub mod flux;
+pub mod inventory;
 pub mod listing;
 pub mod local;
 pub mod local_run;
@@ -15,7 +16,6 @@ pub mod slurm;
 pub mod times;
 
 use std::{
-    collections::BTreeMap,
     fmt,
     path::{Path, PathBuf},
     sync::Arc,
@@ -26,9 +26,7 @@ use copal_client::SiteDir;
 use copal_schemas::{
     Timestamp,
     batch_job::SchedulerId,
-    resources::NodeShape,
-    settings::{QueueLimits, SchedulerKind, Settings},
-    site::{BackfillWindow, NodeStates},
+    settings::{SchedulerKind, Settings},
 };
 use futures_util::future::{BoxFuture, FutureExt};
 use serde::{Deserialize, Serialize};
@@ -59,15 +57,6 @@ pub struct Tracked {
     pub key: String,
     /// The scheduler's id.
     pub id: SchedulerId,
-}
-
-/// What a scheduler says there is, for the settings of a new Site.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Discovered {
-    /// Queues and their limits.
-    pub queues: BTreeMap<String, QueueLimits>,
-    /// Who may pay.
-    pub projects: Vec<String>,
 }
 
 /// What the scheduler says of one job.
@@ -299,41 +288,6 @@ pub fn open(site: &SiteDir, settings: &Settings, programs: &Path) -> anyhow::Res
         SchedulerKind::Lsf => Ok(Arc::new(lsf::Lsf)),
         SchedulerKind::Cobalt => Ok(Arc::new(cobalt::Cobalt::new(site))),
         SchedulerKind::Flux => Ok(Arc::new(flux::Flux)),
-    }
-}
-
-/// What one node of the Site has, where all are alike and this can be known.
-pub async fn node_shape(settings: &Settings) -> Option<NodeShape> {
-    match settings.scheduler.kind {
-        SchedulerKind::Local => local::node_shape(&settings.launcher).await,
-        SchedulerKind::Slurm => slurm::node_shape().await,
-        SchedulerKind::Pbs => pbs::node_shape().await,
-        SchedulerKind::Flux => flux::node_shape().await,
-        // Neither says what a node has in words that are the same everywhere.
-        SchedulerKind::Lsf | SchedulerKind::Cobalt => None,
-    }
-}
-
-/// What each queue could start now: idle nodes for as long as the queue allows. A reservation that will need them
-/// sooner is not seen. `None` where the scheduler does not tell.
-pub async fn backfill_windows(settings: &Settings) -> Option<BTreeMap<String, Vec<BackfillWindow>>> {
-    match settings.scheduler.kind {
-        SchedulerKind::Slurm => slurm::backfill_windows().await,
-        SchedulerKind::Pbs => pbs::backfill_windows(&settings.scheduler.allowed_queues).await,
-        SchedulerKind::Cobalt => cobalt::backfill_windows().await,
-        SchedulerKind::Local | SchedulerKind::Lsf | SchedulerKind::Flux => None,
-    }
-}
-
-/// What the nodes of each queue do. `None` where the scheduler does not tell.
-pub async fn node_states(settings: &Settings) -> Option<BTreeMap<String, NodeStates>> {
-    match settings.scheduler.kind {
-        SchedulerKind::Slurm => slurm::node_states().await,
-        SchedulerKind::Pbs => pbs::node_states().await,
-        SchedulerKind::Lsf => lsf::node_states().await,
-        SchedulerKind::Cobalt => cobalt::node_states().await,
-        SchedulerKind::Flux => flux::node_states().await,
-        SchedulerKind::Local => None,
     }
 }
 

@@ -11,13 +11,15 @@ use copal_schemas::{
     batch_job::SchedulerId,
     resources::NodeShape,
     settings::QueueLimits,
-    site::{ALL_NODES, BackfillWindow, NodeStates},
+    site::{ALL_NODES, NodeStates},
 };
+use futures_util::future::{BoxFuture, FutureExt};
 
 use super::{
-    Adapter, Discovered, SchedulerError, Status, SubmitError, SubmitSpec, Tracked,
+    Adapter, SchedulerError, Status, SubmitError, SubmitSpec, Tracked,
     command::{CommandError, Output, Runner, batches},
     ids,
+    inventory::{Discovered, Inventory, Windows},
     listing::Listing,
     reply::SubmitReply,
     user_name,
@@ -95,29 +97,40 @@ fn answer(output: Output, command: &str) -> Result<String, CommandError> {
     }
 }
 
-/// What one node has, where all nodes of the server are alike.
-pub async fn node_shape() -> Option<NodeShape> {
-    nodes::shape(&RUNNER.run_ok("pbsnodes", &["-a"]).await.ok()?)
+/// The server's nodes and queues.
+pub struct Machine {
+    /// Queues that the Site may use, with their limits.
+    pub queues: BTreeMap<String, QueueLimits>,
 }
 
-/// What each of these queues could start now: nodes without any job, for as long as the queue allows.
-pub async fn backfill_windows(queues: &BTreeMap<String, QueueLimits>) -> Option<BTreeMap<String, Vec<BackfillWindow>>> {
-    let idle = nodes::idle(&RUNNER.run_ok("pbsnodes", &["-a"]).await.ok()?);
-    Some(nodes::windows(idle, queues))
-}
+impl Inventory for Machine {
+    fn node_shape(&self) -> BoxFuture<'_, Option<NodeShape>> {
+        async { nodes::shape(&RUNNER.run_ok("pbsnodes", &["-a"]).await.ok()?) }.boxed()
+    }
 
-/// What the nodes of the server do. Which of them a queue may use, PBS does not tell in one form.
-pub async fn node_states() -> Option<BTreeMap<String, NodeStates>> {
-    let states = nodes::states(&RUNNER.run_ok("pbsnodes", &["-a", "-v"]).await.ok()?);
-    Some([(ALL_NODES.to_owned(), states)].into())
-}
+    /// Nodes without any job. Which nodes a queue may use, PBS does not tell in one form.
+    fn windows(&self) -> BoxFuture<'_, Option<Windows>> {
+        async {
+            let idle = nodes::idle(&RUNNER.run_ok("pbsnodes", &["-a"]).await.ok()?);
+            Some(nodes::windows(idle, &self.queues))
+        }
+        .boxed()
+    }
 
-/// Queues with their limits. PBS does not know who may pay.
-///
-/// # Errors
-/// When PBS does not answer.
-pub async fn discover() -> Result<Discovered, SchedulerError> {
-    let queues = RUNNER.run_ok("qstat", &["-Q", "-f"]).await?;
-    let nodes = RUNNER.run_ok("pbsnodes", &["-a"]).await.unwrap_or_default();
-    Ok(Discovered { queues: nodes::queues(&queues, nodes::count(&nodes)), projects: Vec::new() })
+    fn node_states(&self) -> BoxFuture<'_, Option<BTreeMap<String, NodeStates>>> {
+        async {
+            let states = nodes::states(&RUNNER.run_ok("pbsnodes", &["-a", "-v"]).await.ok()?);
+            Some([(ALL_NODES.to_owned(), states)].into())
+        }
+        .boxed()
+    }
+
+    fn discover(&self) -> BoxFuture<'_, Result<Option<Discovered>, SchedulerError>> {
+        async {
+            let queues = RUNNER.run_ok("qstat", &["-Q", "-f"]).await?;
+            let nodes = RUNNER.run_ok("pbsnodes", &["-a"]).await.unwrap_or_default();
+            Ok(Some(Discovered { queues: nodes::queues(&queues, nodes::count(&nodes)), projects: Vec::new() }))
+        }
+        .boxed()
+    }
 }

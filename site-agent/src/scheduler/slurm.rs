@@ -6,16 +6,14 @@ pub mod parse;
 
 use std::{collections::BTreeMap, time::Duration};
 
-use copal_schemas::{
-    batch_job::SchedulerId,
-    resources::NodeShape,
-    site::{BackfillWindow, NodeStates},
-};
+use copal_schemas::{batch_job::SchedulerId, resources::NodeShape, site::NodeStates};
+use futures_util::future::{BoxFuture, FutureExt};
 
 use super::{
-    Adapter, Discovered, SchedulerError, Status, SubmitError, SubmitSpec, Tracked,
+    Adapter, SchedulerError, Status, SubmitError, SubmitSpec, Tracked,
     command::{Runner, batches},
     ids,
+    inventory::{Discovered, Inventory, Windows},
     listing::Listing,
     reply::SubmitReply,
     user_name,
@@ -114,34 +112,39 @@ impl Adapter for Slurm {
     }
 }
 
-/// What one node has, where all nodes of the cluster are alike.
-pub async fn node_shape() -> Option<NodeShape> {
-    let list = RUNNER.run_ok("sinfo", &["-h", "-N", "-o", "%c|%m|%G"]).await.ok()?;
-    parse::node_shape(&list)
+/// The cluster's nodes, partitions and accounts.
+pub struct Machine;
+
+impl Machine {
+    async fn sinfo() -> Option<String> {
+        RUNNER.run_ok("sinfo", &["-h", "-o", nodes::SINFO_FORMAT]).await.ok()
+    }
 }
 
-/// What each partition could start now.
-pub async fn backfill_windows() -> Option<BTreeMap<String, Vec<BackfillWindow>>> {
-    let list = RUNNER.run_ok("sinfo", &["-h", "-o", nodes::SINFO_FORMAT]).await.ok()?;
-    Some(nodes::windows(&list))
-}
+impl Inventory for Machine {
+    fn node_shape(&self) -> BoxFuture<'_, Option<NodeShape>> {
+        async { parse::node_shape(&RUNNER.run_ok("sinfo", &["-h", "-N", "-o", "%c|%m|%G"]).await.ok()?) }.boxed()
+    }
 
-/// What the nodes of each partition do.
-pub async fn node_states() -> Option<BTreeMap<String, NodeStates>> {
-    let list = RUNNER.run_ok("sinfo", &["-h", "-o", nodes::SINFO_FORMAT]).await.ok()?;
-    Some(nodes::states(&list))
-}
+    fn windows(&self) -> BoxFuture<'_, Option<Windows>> {
+        async { Some(nodes::windows(&Self::sinfo().await?)) }.boxed()
+    }
 
-/// Partitions with their limits, and the user's accounts.
-///
-/// # Errors
-/// When Slurm does not answer. Without accounting there are no accounts to tell.
-pub async fn discover() -> Result<Discovered, SchedulerError> {
-    let partitions = RUNNER.run_ok("scontrol", &["show", "partition", "-o"]).await?;
-    let who = format!("user={}", user_name().unwrap_or_default());
-    let args = ["-n", "-P", "show", "associations", &who, nodes::ASSOCIATION_FORMAT];
-    let associations = RUNNER.run_ok("sacctmgr", &args).await.unwrap_or_default();
-    let mut queues = nodes::partitions(&partitions);
-    nodes::limit_submissions(&mut queues, &associations);
-    Ok(Discovered { queues, projects: nodes::accounts(&associations) })
+    fn node_states(&self) -> BoxFuture<'_, Option<BTreeMap<String, NodeStates>>> {
+        async { Some(nodes::states(&Self::sinfo().await?)) }.boxed()
+    }
+
+    /// Without accounting there are no accounts to tell.
+    fn discover(&self) -> BoxFuture<'_, Result<Option<Discovered>, SchedulerError>> {
+        async {
+            let partitions = RUNNER.run_ok("scontrol", &["show", "partition", "-o"]).await?;
+            let who = format!("user={}", user_name().unwrap_or_default());
+            let args = ["-n", "-P", "show", "associations", &who, nodes::ASSOCIATION_FORMAT];
+            let associations = RUNNER.run_ok("sacctmgr", &args).await.unwrap_or_default();
+            let mut queues = nodes::partitions(&partitions);
+            nodes::limit_submissions(&mut queues, &associations);
+            Ok(Some(Discovered { queues, projects: nodes::accounts(&associations) }))
+        }
+        .boxed()
+    }
 }

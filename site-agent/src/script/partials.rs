@@ -4,8 +4,10 @@
 use handlebars::{Handlebars, Template, TemplateError};
 
 /// Name and text of each.
-pub(super) const PARTIALS: &[(&str, &str)] =
-    &[("mig_slices", include_str!("../../../templates/partials/mig-slices.sh"))];
+pub(super) const PARTIALS: &[(&str, &str)] = &[
+    ("launch", include_str!("../../../templates/partials/launch.sh")),
+    ("mig_slices", include_str!("../../../templates/partials/mig-slices.sh")),
+];
 
 /// Whether there is one of that name.
 pub(super) fn exists(name: &str) -> bool {

@@ -117,7 +117,7 @@ fn an_unknown_variable_is_named_with_its_line_wherever_it_stands() {
     let error = render("\n\n{{hhmm wall_time_min}}", &batch_job()).unwrap_err().to_string();
     assert!(error.starts_with("/s/job-template.sh:3: unknown helper \"hhmm\""), "{error}");
     let error = render("\n{{> mig_slice}}", &batch_job()).unwrap_err().to_string();
-    assert_eq!(error, "/s/job-template.sh:2: unknown partial \"mig_slice\"; there are mig_slices");
+    assert_eq!(error, "/s/job-template.sh:2: unknown partial \"mig_slice\"; there are launch, mig_slices");
     let error = render("a\nb {{#if queue}} c", &batch_job()).unwrap_err().to_string();
     assert!(error.starts_with("/s/job-template.sh:"), "{error}");
 }

@@ -13,7 +13,7 @@ use copal_schemas::{
 };
 
 use super::{Context, Passes, run_passes};
-use crate::scheduler;
+use crate::scheduler::inventory;
 
 /// How often the service is told.
 const PERIOD: Duration = Duration::from_secs(60);
@@ -41,17 +41,18 @@ impl Passes for SiteRefresh {
         let node_shape = match &self.known {
             Some((seen, shape)) if *seen == settings => *shape,
             _ => {
-                let shape = scheduler::node_shape(&settings).await;
+                let shape = inventory::of(&settings).node_shape().await;
                 self.known = Some((Arc::clone(&settings), shape));
                 shape
             }
         };
+        let machine = inventory::of(&settings);
         let client = self.context.api.client();
         let open = client.list_batch_jobs(&[self.context.site.id], OPEN_STATES).await?;
         let patch = SitePatch {
             // Nothing is known where the scheduler does not answer: no hole is promised.
-            backfill_windows: Some(scheduler::backfill_windows(&settings).await.unwrap_or_default()),
-            node_states: Some(scheduler::node_states(&settings).await.unwrap_or_default()),
+            backfill_windows: Some(machine.windows().await.unwrap_or_default()),
+            node_states: Some(machine.node_states().await.unwrap_or_default()),
             queued_jobs: Some(queued_jobs(&open, Utc::now())),
             ..patch(&settings, node_shape)
         };

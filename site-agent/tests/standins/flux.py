@@ -1,4 +1,4 @@
-"""flux batch, jobs, cancel, hostlist and resource, as flux-core has them."""
+"""flux batch, jobs, cancel, hostlist, queue and resource, as flux-core has them."""
 import argparse
 import os
 import re
@@ -54,14 +54,22 @@ def hostlist(_):
 
 def resource(arguments):
     busy, every = len(set(cluster.busy())), len(cluster.nodes())
+    states = arguments[arguments.index("-s") + 1]
     if arguments[-1] == "{state}|{nnodes}":
         print(f"free|{every - busy}\nallocated|{busy}\ndown|0")
+    elif arguments[-1] == "{queue}|{nnodes}":
+        print(f"|{every - busy if states == 'free' else every}")
     else:
         print(f"{every}|{2 * every}|0")
 
 
+def queue(arguments):
+    assert arguments[:4] == ["list", "-n", "-o", "{queue}|{submission}|{scheduling}|{limits.timelimit}|{limits.max.nnodes}"]
+    print("debug|enabled|started|3600.0|2\nclosed|disabled|started|inf|inf")
+
+
 def flux(arguments):
-    commands = {"batch": batch, "jobs": list_jobs, "cancel": cancel, "hostlist": hostlist, "resource": resource}
+    commands = {"batch": batch, "jobs": list_jobs, "cancel": cancel, "hostlist": hostlist, "resource": resource, "queue": queue}
     commands[arguments[0]](arguments[1:])
 
 

@@ -1,4 +1,4 @@
-"""bsub, bjobs, bhist, bkill and bhosts, as LSF 10.1 has them."""
+"""bsub, bjobs, bhist, bkill, bhosts, bqueues and bslots, as LSF 10.1 has them."""
 import argparse
 import json
 import re
@@ -72,4 +72,18 @@ def bhosts(_):
         print(f"{node:<18} {'closed_Excl' if jobs_here else 'ok':<15} -      2     {jobs_here}      {jobs_here}      0      0      0")
 
 
-COMMANDS = {"bsub": bsub, "bjobs": bjobs, "bhist": bhist, "bkill": bkill, "bhosts": bhosts}
+def bqueues(arguments):
+    assert arguments == ["-l"]
+    headings = "PRIO NICE STATUS          MAX JL/U JL/P JL/H NJOBS  PEND   RUN SSUSP USUSP  RSV PJOBS"
+    for name, status in (("debug", "Open:Active"), ("closed", "Closed:Active")):
+        print(f"\nQUEUE: {name}\n  -- A queue.\n\nPARAMETERS/STATISTICS\n{headings}")
+        print(f" 30    0  {status:<15} -    -    -    -     0     0     0     0     0    0     0\n")
+        print(" MAXIMUM LIMITS:\n RUNLIMIT\n 60.0 min\n\nUSERS: all\nHOSTS:  all")
+        print("-" * 78)
+
+
+def bslots(_):
+    print("No backfill window exists at this time")
+
+
+COMMANDS = {"bsub": bsub, "bjobs": bjobs, "bhist": bhist, "bkill": bkill, "bhosts": bhosts, "bqueues": bqueues, "bslots": bslots}

@@ -1,6 +1,6 @@
 //! Reading what Flux's commands print. Pure functions over text.
 
-use copal_schemas::{Timestamp, resources::NodeShape, site::NodeStates};
+use copal_schemas::Timestamp;
 use nix::sys::signal::Signal;
 
 use crate::scheduler::{
@@ -115,38 +115,6 @@ pub fn job_id(line: &str) -> Option<String> {
         !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_alphanumeric() && !b"0OIl".contains(&byte))
     });
     (decimal || base58).then(|| line.into())
-}
-
-/// Reads `flux resource list -n -o "{nnodes}|{ncores}|{ngpus}"`; `None` when the nodes can't be alike.
-#[must_use]
-pub fn node_shape(text: &str) -> Option<NodeShape> {
-    let mut sums = [0_u32; 3];
-    for line in text.lines().filter(|line| !line.trim().is_empty()) {
-        let mut fields = line.split('|').map(|field| field.trim().parse::<u32>().ok());
-        for sum in &mut sums {
-            *sum += fields.next()??;
-        }
-    }
-    let [nodes, cores, gpus] = sums;
-    let alike = nodes > 0 && cores % nodes == 0 && gpus % nodes == 0;
-    alike.then(|| NodeShape { cpus: cores / nodes, gpus: gpus / nodes, mem_mb: 0 })
-}
-
-/// Reads `flux resource list -n -o "{state}|{nnodes}"`: how many nodes are idle, allocated and down. A node with a
-/// job on some of its cores is listed as free, too.
-#[must_use]
-pub fn node_states(text: &str) -> NodeStates {
-    let mut states = NodeStates::default();
-    for line in text.lines() {
-        let Some((state, count)) = line.split_once('|') else { continue };
-        let Ok(count) = count.trim().parse::<i32>() else { continue };
-        match state.trim() {
-            "free" => states.idle = states.idle.saturating_add(count),
-            "allocated" => states.allocated = states.allocated.saturating_add(count),
-            _ => states.down = states.down.saturating_add(count),
-        }
-    }
-    states
 }
 
 #[cfg(test)]

@@ -9,10 +9,7 @@ use copal_schemas::{
 };
 
 use super::parse::blocks;
-
-/// Stands for no limit of minutes or of BatchJobs: a year, and more than anybody queues.
-const UNLIMITED_MIN: i32 = 525_600;
-const MANY: i32 = 1_000;
+use crate::scheduler::inventory::{MANY, UNLIMITED_MIN};
 
 fn nodes(text: &str) -> Vec<(String, BTreeMap<String, String>)> {
     blocks(text, |line| (!line.starts_with(char::is_whitespace) && !line.is_empty()).then(|| line.trim()))

@@ -7,13 +7,12 @@ use copal_schemas::{
     site::{BackfillWindow, NodeStates},
 };
 
+use crate::scheduler::inventory::{MANY, UNLIMITED_MIN};
+
 /// Fields of `sinfo -h -o`: partition, availability, time limit, nodes, state.
 pub const SINFO_FORMAT: &str = "%R|%a|%l|%D|%t";
 /// Fields of `sacctmgr -n -P show associations`: account, partition, most jobs that are not over.
 pub const ASSOCIATION_FORMAT: &str = "format=account,partition,maxsubmitjobs";
-/// Stands for no limit of minutes or of BatchJobs: a year, and more than anybody queues.
-const UNLIMITED_MIN: i32 = 525_600;
-const MANY: i32 = 1_000;
 
 /// Idle nodes of each partition that is up, from `sinfo -h -o` [`SINFO_FORMAT`].
 #[must_use]

@@ -147,7 +147,7 @@ async fn register(client: &Client, name: &str, path: &Path, settings: &Settings)
 /// What the machine's scheduler says about queues and accounts, as lines of `settings.yml`; empty where it says nothing.
 /// The settings of a named machine hold that already.
 async fn discover(context: Context, platform: &Platform) -> String {
-    if !matches!(platform.name, "slurm" | "pbs") {
+    if !matches!(platform.name, "slurm" | "pbs" | "lsf" | "flux") {
         return String::new();
     }
     match ask_scheduler(platform.name).await {
@@ -257,7 +257,7 @@ mod tests {
     #[test]
     fn what_the_scheduler_says_takes_the_place_of_empty_lines() {
         let found = "  allowed_projects: [\"proj\"]\n  allowed_queues: {\"debug\":{\"max_nodes\":4,\"max_walltime\":60,\"max_queued_jobs\":2}}\n";
-        for name in ["slurm", "pbs"] {
+        for name in ["slurm", "pbs", "lsf", "flux"] {
             let scheduler = settings(platform(name).unwrap(), found).unwrap().scheduler;
             assert_eq!(scheduler.allowed_projects, ["proj"], "{name}");
             assert_eq!(scheduler.allowed_queues["debug"].max_nodes, 4, "{name}");

@@ -53,20 +53,6 @@ fn pitfall_041_ids_in_all_their_forms() {
 }
 
 #[test]
-fn nodes_are_alike_or_not() {
-    assert_eq!(node_shape("3|144|12\n1|48|4\n"), Some(NodeShape { cpus: 48, gpus: 4, mem_mb: 0 }));
-    assert_eq!(node_shape("3|145|12\n"), None);
-    assert_eq!(node_shape("0|0|0\n"), None);
-}
-
-#[test]
-fn every_node_is_idle_allocated_or_down() {
-    let text = "free|3\nallocated|2\ndown|1\na-new-word|4\nfree|x\nnonsense\n";
-    assert_eq!(node_states(text), NodeStates { idle: 3, allocated: 2, down: 5 });
-    assert_eq!(node_states(""), NodeStates::default());
-}
-
-#[test]
 fn pitfall_047_056_endings_are_told_apart() {
     let ended = |result: &str, exception: &str| {
         let row = jobs(&format!("f2|INACTIVE|{result}|1.5|2.5|1|{exception}|n")).rows.remove(0);
