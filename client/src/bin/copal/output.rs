@@ -3,6 +3,7 @@
 //! programs is `records`.
 
 use std::{
+    borrow::Cow,
     env,
     io::{self, IsTerminal, Write},
 };
@@ -101,6 +102,7 @@ impl Output {
 
     /// Data that is text already.
     pub(crate) fn text(self, text: &str) -> Result<()> {
+        let text = if io::stdout().is_terminal() { harmless(text) } else { text.into() };
         let mut stdout = anstream::stdout().lock();
         stdout.write_all(text.as_bytes())?;
         Ok(stdout.flush()?)
@@ -109,13 +111,13 @@ impl Output {
     /// A line for people. Nobody's failure when stderr is closed.
     pub(crate) fn talk(self, line: &str) {
         let mut stderr = anstream::stderr().lock();
-        let _ = writeln!(stderr, "{line}");
+        let _ = writeln!(stderr, "{}", harmless(line));
     }
 
     /// The lines of a failure.
     pub(crate) fn failure(self, failure: &Failure) {
         let mut stderr = anstream::stderr().lock();
-        for line in failure.lines().lines() {
+        for line in harmless(&failure.lines()).lines() {
             let _ = match line.split_once(": ") {
                 Some(("error", text)) => writeln!(stderr, "\u{1b}[1;31merror\u{1b}[0m: {text}"),
                 Some(("hint", text)) => writeln!(stderr, "\u{1b}[1;36mhint\u{1b}[0m: {text}"),
@@ -127,7 +129,41 @@ impl Output {
     /// A line that warns, like the lines of a failure.
     pub(crate) fn warn(self, text: &str) {
         let mut stderr = anstream::stderr().lock();
-        let _ = writeln!(stderr, "\u{1b}[1;33mwarning\u{1b}[0m: {text}");
+        let _ = writeln!(stderr, "\u{1b}[1;33mwarning\u{1b}[0m: {}", harmless(text));
+    }
+}
+
+/// A text whose letters do nothing to a terminal but to be seen, in whatever colour. Names, tags and what Jobs have
+/// printed come from elsewhere, and a terminal obeys what it is sent: it would delete lines, change its title or type.
+pub(crate) fn harmless(text: &str) -> Cow<'_, str> {
+    if !text.contains(is_harmful) {
+        return text.into();
+    }
+    let mut seen = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(place) = rest.find(is_harmful) {
+        seen.push_str(&rest[..place]);
+        let colour = colour_length(&rest[place..]);
+        seen.push_str(&rest[place..place + colour]);
+        let letter = rest[place..].chars().next().map_or(0, char::len_utf8);
+        rest = &rest[place + colour.max(letter)..];
+    }
+    seen.push_str(rest);
+    seen.into()
+}
+
+/// Whether a terminal obeys a letter, or shows what follows it in another order.
+fn is_harmful(letter: char) -> bool {
+    let is_layout = letter == '\n' || letter == '\t';
+    (letter.is_control() && !is_layout) || matches!(letter, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// The bytes of the change of colour (ECMA-48, SGR) that a text begins with; 0 where it begins with something else.
+fn colour_length(text: &str) -> usize {
+    let Some(parameters) = text.strip_prefix("\u{1b}[") else { return 0 };
+    match parameters.find(|letter: char| !letter.is_ascii_digit() && letter != ';') {
+        Some(end) if parameters[end..].starts_with('m') => "\u{1b}[".len() + end + 1,
+        _ => 0,
     }
 }
 
@@ -144,4 +180,26 @@ fn terminal_width() -> Option<u16> {
     let told = env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok()).filter(|columns| *columns > 0);
     // A terminal that does not know its size says 0.
     told.or_else(|| comfy_table::Table::new().width()).filter(|columns| *columns >= LEAST_WIDTH)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_terminal_is_told_nothing_but_letters_and_colours() {
+        for (text, seen) in [
+            ("plain\n\ttext: grün", "plain\n\ttext: grün"),
+            ("\u{1b}[1;31merror\u{1b}[0m: x", "\u{1b}[1;31merror\u{1b}[0m: x"),
+            ("a\u{1b}]0;title\u{7}b", "a]0;titleb"),
+            ("a\u{1b}[2J\u{1b}[1;1Hb", "a[2J[1;1Hb"),
+            ("over\rwritten\u{8}", "overwritten"),
+            ("\u{9b}2J\u{7f}\u{202e}evil", "2Jevil"),
+            ("\u{1b}", ""),
+            ("\u{1b}[", "["),
+            ("\u{1b}[31", "[31"),
+        ] {
+            assert_eq!(harmless(text), seen, "{text:?}");
+        }
+    }
 }

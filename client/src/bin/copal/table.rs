@@ -4,7 +4,7 @@
 use comfy_table::{Attribute, Cell, Color, ContentArrangement, presets};
 use copal_schemas::{JobState, StringMap, batch_job::BatchJobState};
 
-use crate::commands::Verdict;
+use crate::{commands::Verdict, output::harmless};
 
 /// Rows under headings.
 pub(crate) struct Table {
@@ -74,14 +74,19 @@ impl Table {
     }
 }
 
-/// A cell of plain text.
+/// A cell of plain text: whatever a terminal would obey in it is left out, colours too.
 pub(crate) fn cell(value: impl ToString) -> Cell {
-    Cell::new(value)
+    let text = value.to_string();
+    let is_layout = |letter| letter == '\n' || letter == '\t';
+    match text.contains(|letter: char| letter.is_control() && !is_layout(letter)) {
+        true => Cell::new(anstream::adapter::strip_str(&harmless(&text))),
+        false => Cell::new(text),
+    }
 }
 
 /// A cell of plain text, or of a dash where there is none.
 pub(crate) fn maybe(value: Option<impl ToString>) -> Cell {
-    Cell::new(value.map_or_else(|| String::from("-"), |value| value.to_string()))
+    value.map_or_else(|| Cell::new("-"), cell)
 }
 
 /// A state of a Job in its colour.
@@ -184,6 +189,13 @@ mod tests {
               several words
         ");
         assert!(text.lines().all(|line| line.chars().count() <= 40), "{text}");
+    }
+
+    #[test]
+    fn what_others_wrote_is_only_text() {
+        let mut table = Table::bare();
+        table.row([cell("\u{1b}[8mhidden\u{1b}[0m\u{1b}[2J"), maybe(Some("a\u{7}b"))]);
+        assert_eq!(plain(&table.render(None)), "hidden[2J  ab\n");
     }
 
     #[test]
