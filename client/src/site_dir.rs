@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use copal_schemas::settings::Settings;
+use copal_schemas::{app::is_identifier, job::check_workdir, settings::Settings};
 
 pub use crate::yaml::FileError;
 use crate::{
@@ -111,6 +111,19 @@ impl SiteDir {
         yaml::read(&self.settings_path())
     }
 
+    /// Reads the App that the service calls by this name.
+    ///
+    /// # Errors
+    /// When there is no such file or it is wrong. A name that is none of an App is refused before anything is read, so
+    /// that nothing but what is in `apps/` ever runs.
+    pub fn load_app(&self, name: &str) -> Result<App, AppError> {
+        if is_identifier(name) {
+            return App::load(&self.app_file(name));
+        }
+        let message = format!("{name:?} is no name of an App (letters, digits, _)");
+        Err(AppError::Field { path: self.apps(), line: None, field: "name".into(), message })
+    }
+
     /// Reads `apps/*.yml`: the good ones by name, and what is wrong with the others.
     ///
     /// # Errors
@@ -145,5 +158,35 @@ impl SiteDir {
     #[must_use]
     pub fn workdir(&self, workdir: &str) -> PathBuf {
         self.data().join(workdir)
+    }
+
+    /// The folder of a Job whose workdir the service gives. It is always one below `data/`, whatever the service says.
+    ///
+    /// # Errors
+    /// A sentence that says why it is none.
+    pub fn job_folder(&self, workdir: &str) -> Result<PathBuf, String> {
+        Ok(self.data().join(check_workdir(workdir)?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_name_and_no_workdir_leads_out_of_the_site() {
+        let folder = tempfile::tempdir().unwrap();
+        let site = SiteDir::new(folder.path());
+        site.create_folders().unwrap();
+        fs::write(site.data().join("evil.yml"), "name: evil\ncommand: id\n").unwrap();
+        fs::write(site.apps().join("good.yml"), "name: good\ncommand: id\n").unwrap();
+        assert_eq!(site.load_app("good").unwrap().spec().command, "id");
+        for name in ["../data/evil", "./good", "", "missing"] {
+            assert!(site.load_app(name).is_err(), "{name}");
+        }
+        assert_eq!(site.job_folder("a/./b").unwrap(), site.data().join("a/b"));
+        for workdir in ["/etc", "../apps", "a/../../apps", ".", ""] {
+            assert!(site.job_folder(workdir).is_err(), "{workdir}");
+        }
     }
 }

@@ -3,7 +3,6 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    path::PathBuf,
     time::{Duration, Instant, SystemTime},
 };
 
@@ -64,19 +63,13 @@ impl Apps {
         format!("the App {name} is not in {}; it may have been removed without `copal app sync`", folder.display())
     }
 
-    fn file(&self, name: &str) -> PathBuf {
-        let yml = self.site.apps().join(format!("{name}.yml"));
-        if yml.exists() { yml } else { self.site.apps().join(format!("{name}.yaml")) }
-    }
-
     /// Reads an App when its file is new or has changed.
     fn refresh(&mut self, name: &str) -> Result<(), String> {
         let known = self.stamps.get(name).copied();
         if known.is_some_and(|(_, looked)| looked.elapsed() < TRUST) {
             return Ok(());
         }
-        let path = self.file(name);
-        let stamp = std::fs::metadata(&path).and_then(|meta| meta.modified()).ok();
+        let stamp = std::fs::metadata(self.site.app_file(name)).and_then(|meta| meta.modified()).ok();
         let is_same = known.is_some_and(|(old, _)| old == stamp && stamp.is_some());
         if !is_same {
             self.apps.remove(name);
@@ -84,7 +77,7 @@ impl Apps {
             if stamp.is_none() {
                 return Err(self.missing(name));
             }
-            let app = App::load(&path).map_err(|error| {
+            let app = self.site.load_app(name).map_err(|error| {
                 warn!(app = name, error = %crate::session::chain(&error), "can't read an App");
                 crate::session::chain(&error)
             })?;

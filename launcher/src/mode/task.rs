@@ -49,7 +49,7 @@ impl Workshop {
     /// A sentence for the Job's owner: a parameter that is missing, a workdir that is no text, a
     /// template of the MPI command that does not render.
     pub fn task(&self, run: RunId, class: u64, job: &Job, app: &App, place: Option<Place<'_>>) -> Result<Task> {
-        let workdir = self.site.workdir(&job.workdir);
+        let workdir = self.site.job_folder(&job.workdir).map_err(|message| anyhow!(message))?;
         let workdir = workdir.to_str().ok_or_else(|| anyhow!("the workdir {} is not UTF-8", workdir.display()))?;
         let command = app.command(&job.parameters)?;
         let preamble = app.spec().preamble.as_deref().filter(|text| !text.trim().is_empty());
