@@ -260,6 +260,8 @@ pub(super) fn sibling(name: &str) -> Result<PathBuf> {
 fn agent(site: &SiteDir) -> Result<Command> {
     let mut command = Command::new(sibling("copal-agent")?);
     command.arg("--site").arg(site.root()).current_dir(site.root());
+    // Meant for this program, and never for what Apps run.
+    command.env_remove("COPAL_PASSWORD");
     Ok(command)
 }
 
