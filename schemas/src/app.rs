@@ -93,6 +93,9 @@ pub struct App {
     /// none after an error, any number after a time-out.
     #[serde(default)]
     pub max_restarts: Option<i32>,
+    /// Whether its file is gone from the Site: kept for the sake of its Jobs, runs no more.
+    #[serde(default)]
+    pub gone: bool,
 }
 
 /// Body of `POST /apps/`.
@@ -176,6 +179,10 @@ pub struct AppPatch {
     /// Replaces the retry policy; null for the default.
     #[serde(default, deserialize_with = "lenient::patch_int", skip_serializing_if = "Option::is_none")]
     pub max_restarts: Option<Option<i32>>,
+    /// Says whether its file is gone from the Site.
+    #[serde(default, deserialize_with = "lenient::some", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(nullable = false))]
+    pub gone: Option<bool>,
 }
 
 /// Whether a text is a Python identifier in ASCII, as App names must be.

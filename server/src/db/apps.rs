@@ -15,7 +15,7 @@ use crate::{
 macro_rules! columns {
     () => {
         "apps.id, apps.site_id, apps.name, apps.serialized_class, apps.source_code, apps.description, \
-         apps.parameters, apps.transfers, apps.command, apps.hooks, apps.max_restarts"
+         apps.parameters, apps.transfers, apps.command, apps.hooks, apps.max_restarts, apps.gone"
     };
 }
 
@@ -45,6 +45,7 @@ impl<'r> FromRow<'r, PgRow> for Row {
             command: row.try_get("command")?,
             hooks: row.try_get::<Json<_>, _>("hooks")?.0,
             max_restarts: row.try_get("max_restarts")?,
+            gone: row.try_get("gone")?,
         }))
     }
 }
@@ -166,7 +167,8 @@ pub async fn update(tx: &mut PgConnection, user: &CurrentUser, id: AppId, patch:
              transfers = coalesce($9, transfers), \
              command = case when $10 then $11 else command end, \
              hooks = coalesce($12, hooks), \
-             max_restarts = case when $13 then $14 else max_restarts end \
+             max_restarts = case when $13 then $14 else max_restarts end, \
+             gone = coalesce($16, gone) \
          where id = $1 and owner_id = $2 and ($15::bigint is null or site_id = $15) returning ",
         columns!()
     ))
@@ -185,6 +187,7 @@ pub async fn update(tx: &mut PgConnection, user: &CurrentUser, id: AppId, patch:
     .bind(patch.max_restarts.is_some())
     .bind(patch.max_restarts.flatten())
     .bind(user.site())
+    .bind(patch.gone)
     .fetch_optional(tx)
     .await
     .on_constraint("apps_site_name_key", || name_taken(patch.name.as_deref().unwrap_or("of that name")))?;

@@ -35,14 +35,20 @@ fn the_index_follows_the_files() {
         fs::remove_file(laptop.site_path().join(format!("apps/{app}.yml"))).unwrap();
     }
     let gone = sync(&laptop);
-    assert_eq!(gone, ["Hello gone kept for the sake of 1 Job; new ones would fail", "Idle removed"]);
-    let marked = |laptop: &Laptop| laptop.json(&["app", "ls"])[0]["description"].as_str().unwrap().to_owned();
-    assert!(marked(&laptop).starts_with("[gone from the Site]"), "{}", marked(&laptop));
-    assert_eq!(sync(&laptop).len(), 1, "it stays, marked once");
-    assert_eq!(marked(&laptop).matches("gone").count(), 1);
+    assert_eq!(gone, ["Hello gone kept for the sake of 1 Job; new ones are refused", "Idle removed"]);
+    let marked = |laptop: &Laptop| laptop.json(&["app", "ls"])[0]["gone"].clone();
+    assert_eq!(marked(&laptop), true);
+    assert!(laptop.site(&["app", "ls"]).contains("(gone)"));
+    assert!(laptop.site(&["app", "show", "Hello"]).contains("apps/Hello.yml is gone from the Site"));
+    assert_eq!(sync(&laptop).len(), 1, "it stays, marked");
+    let create = ["job", "create", "-a", "Hello", "-w", "again", "-p", "name=world", "-y"];
+    let text = refused(&laptop.try_site(&create), 1);
+    assert!(text.contains("gone") && text.contains("copal app sync"), "{text}");
     write(&laptop, "Hello", &format!("description: Greets.\n{HELLO}"));
-    assert_eq!(sync(&laptop), ["Hello changed description, hooks, max_restarts"]);
-    assert_eq!(marked(&laptop), "Greets.");
+    assert_eq!(sync(&laptop), ["Hello changed description, hooks, max_restarts, its file is back"]);
+    assert_eq!(marked(&laptop), false);
+    assert_eq!(laptop.json(&["app", "ls"])[0]["description"], "Greets.");
+    laptop.site(&create);
 }
 
 #[test]

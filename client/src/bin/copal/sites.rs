@@ -244,6 +244,7 @@ mod tests {
             command: None,
             hooks: Default::default(),
             max_restarts: None,
+            gone: false,
         }
     }
 

@@ -17,9 +17,6 @@ use crate::{
     table::{Table, cell, maybe},
 };
 
-/// Begins the description of an App whose file is gone from the Site while the service has Jobs of it.
-const GONE: &str = "[gone from the Site]";
-
 /// What became of one App in the service's index.
 #[derive(Debug, Serialize)]
 pub(super) struct Synced {
@@ -119,22 +116,14 @@ pub(super) async fn push(client: &Client, folder: &SiteDir, site_id: SiteId) -> 
             client.delete_app(known.id).await?;
             (Change::Removed, None)
         } else {
-            mark_gone(client, known).await?;
-            (Change::Gone, Some(format!("kept for the sake of {}; new ones would fail", count(jobs, "Job"))))
+            if !known.gone {
+                client.update_app(known.id, &AppPatch { gone: Some(true), ..AppPatch::default() }).await?;
+            }
+            (Change::Gone, Some(format!("kept for the sake of {}; new ones are refused", count(jobs, "Job"))))
         };
         synced.push(Synced { app: known.name.clone(), change, note });
     }
     Ok(synced)
-}
-
-/// Marks an App whose file is gone, for everybody who lists Apps. A file that comes back takes the mark off, since it
-/// has its own description.
-async fn mark_gone(client: &Client, known: &App) -> Result<()> {
-    if !known.description.starts_with(GONE) {
-        let description = Some(format!("{GONE} {}", known.description).trim_end().to_owned());
-        client.update_app(known.id, &AppPatch { description, ..AppPatch::default() }).await?;
-    }
-    Ok(())
 }
 
 /// Makes the service's index of one App equal to its file.
@@ -188,7 +177,7 @@ fn synced_table(synced: &[Synced]) -> Table {
     table
 }
 
-/// What of an App is in its file another than in the index, by the names of the file.
+/// What of an App is in its file another than in the index, by the names of the file; and that there is one again.
 fn differences(known: &App, wanted: &AppCreate) -> Vec<&'static str> {
     let parts = [
         (known.description == wanted.description, "description"),
@@ -199,6 +188,7 @@ fn differences(known: &App, wanted: &AppCreate) -> Vec<&'static str> {
         (known.max_restarts == wanted.max_restarts, "max_restarts"),
         (known.serialized_class == wanted.serialized_class, "serialized_class"),
         (known.source_code == wanted.source_code, "source_code"),
+        (!known.gone, "its file is back"),
     ];
     parts.into_iter().filter(|(is_same, _)| !is_same).map(|(_, name)| name).collect()
 }
@@ -215,6 +205,7 @@ fn patch(wanted: AppCreate) -> AppPatch {
         command: Some(wanted.command),
         hooks: Some(wanted.hooks),
         max_restarts: Some(wanted.max_restarts),
+        gone: Some(false),
     }
 }
 
@@ -236,7 +227,7 @@ fn list_table(apps: &[App], sites: &SelectedSites) -> Table {
             cell(sites.name(app.site_id)),
             cell(parameters(app)),
             cell(hooks(app.hooks).join(" ")),
-            cell(&app.description),
+            cell(if app.gone { format!("(gone) {}", app.description) } else { app.description.clone() }),
         ]);
     }
     table
@@ -338,6 +329,10 @@ fn show_table(app: &App, sites: &SelectedSites) -> Table {
     let mut table = Table::bare();
     table.field("App", cell(format!("{} ({})", app.name, app.id)));
     table.field("Site", cell(sites.name(app.site_id)));
+    if app.gone {
+        let file = format!("apps/{}.yml is gone from the Site; kept for the sake of its Jobs", app.name);
+        table.field("Gone", cell(file));
+    }
     if !app.description.is_empty() {
         table.field("Description", cell(&app.description));
     }
@@ -403,6 +398,7 @@ mod tests {
             command: wanted.command.clone(),
             hooks: wanted.hooks,
             max_restarts: wanted.max_restarts,
+            gone: false,
         };
         (wanted, known)
     }

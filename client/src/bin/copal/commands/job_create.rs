@@ -196,6 +196,7 @@ mod tests {
             command: index.command,
             hooks: AppHooks::default(),
             max_restarts: None,
+            gone: false,
         }
     }
 
