@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{JobId, JsonObject, TransferId, lenient};
+use crate::{JobId, JsonObject, SiteId, TransferId, lenient};
 
 /// Which way a transfer goes, seen from the Job's workdir.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -72,6 +72,25 @@ pub struct DueTransfer {
     pub transfer: TransferItem,
     /// The Job's workdir, below the Site's `data/`.
     pub workdir: String,
+}
+
+/// Body of `POST /transfers/due`: an agent takes what it stages as one batch.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct TransferClaim {
+    /// The Site.
+    pub site_id: SiteId,
+    /// The batch's name, a new one at each call: what is taken has it as `task_id`.
+    #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 256))]
+    pub task_id: String,
+    /// Transfers at most, 1 to 5000.
+    #[serde(deserialize_with = "lenient::int")]
+    #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 5000))]
+    pub limit: i64,
+    /// Seconds (0 to 30) to wait for one when there is none now.
+    #[serde(default, deserialize_with = "lenient::float")]
+    #[cfg_attr(feature = "openapi", schema(minimum = 0, maximum = 30))]
+    pub wait_sec: f64,
 }
 
 /// An update of a transfer; only the fields present change.

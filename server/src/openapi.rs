@@ -84,6 +84,7 @@ use crate::routes::{
         staging::list_due_transfers,
         transfers::list_transfers,
         transfers::update_transfers,
+        staging::claim_due_transfers,
         transfers::update_matching_transfers,
         transfers::get_transfer,
         transfers::update_transfer,

@@ -1,6 +1,6 @@
 //! TransferItems: listed, updated, and the Jobs that go on when their last one is done.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use copal_schemas::{
     JobId, JobState, JsonObject, SiteId, StringMap, TransferId,
@@ -14,7 +14,7 @@ use sqlx::{FromRow, PgConnection, Postgres, QueryBuilder, types::Json};
 use super::{
     scope::Scope,
     tags,
-    transition::{Ask, Moves, Which},
+    transition::{Ask, Locked, Moves, Which},
 };
 use crate::{
     error::{ApiError, ApiResult},
@@ -195,8 +195,7 @@ pub async fn update_matching(
     update_many(conn, scope, ids.into_iter().map(|id| TransferPatchItem { id, patch: patch.clone() }).collect()).await
 }
 
-/// Updates transfers, each in its own way, all or none, and lets Jobs whose last one is done go on, or fail with
-/// the one that failed.
+/// Updates transfers as [`update`] does, and gives them as they are then, in the order of the items.
 ///
 /// # Errors
 /// 400 for unknown or doubled ids.
@@ -205,56 +204,66 @@ pub async fn update_many(
     scope: Scope,
     items: Vec<TransferPatchItem>,
 ) -> ApiResult<Vec<TransferItem>> {
+    update(&mut *conn, scope, &items).await?;
+    let ids: Vec<TransferId> = items.iter().map(|item| item.id).collect();
+    get_in_order(conn, scope, &ids).await
+}
+
+/// Updates transfers, each in its own way, all or none, and lets Jobs whose last one is done go on, or fail with
+/// the one that failed.
+///
+/// # Errors
+/// 400 for unknown or doubled ids.
+pub async fn update(conn: &mut PgConnection, scope: Scope, items: &[TransferPatchItem]) -> ApiResult<()> {
     if items.is_empty() {
-        return Ok(Vec::new());
+        return Ok(());
     }
-    let mut seen = HashSet::with_capacity(items.len());
-    if let Some(doubled) = items.iter().find(|item| !seen.insert(item.id)) {
-        return Err(ApiError::conflict(format!("transfer {} is named twice in this call", doubled.id)));
+    let mut errors: HashMap<TransferId, Option<&str>> = HashMap::with_capacity(items.len());
+    for item in items {
+        if errors.insert(item.id, item.patch.job_error.as_deref()).is_some() {
+            return Err(ApiError::conflict(format!("transfer {} is named twice in this call", item.id)));
+        }
     }
     let ids: Vec<TransferId> = items.iter().map(|item| item.id).collect();
     // The Jobs are locked first, as everywhere, so that each of two transfers that end at the same
     // time sees the other one.
-    const JOBS: &str = "select id from jobs where owner_id = $2 \
-         and id in (select job_id from transfers where id = any($1) and owner_id = $2) order by id for no key update";
-    let jobs: Vec<JobId> = sqlx::query_scalar(JOBS).bind(&ids).bind(scope.owner).fetch_all(&mut *conn).await?;
+    let jobs = Locked::take(&mut *conn, Which::OfTransfers(scope, &ids)).await?;
     const SQL: &str = "update transfers t set state = coalesce((u.p->>'state')::transfer_state, t.state), \
          task_id = coalesce(u.p->>'task_id', t.task_id), \
          transfer_info = coalesce(u.p->'transfer_info', t.transfer_info) \
          from unnest($1::bigint[], $2::jsonb[]) as u(id, p) \
          where t.id = u.id and t.owner_id = $3 and ($4::bigint is null or t.site_id = $4) \
-         and t.app_id <> all(array(select app_id from deleted_apps where owner_id = $3))";
-    let updated = sqlx::query(SQL)
+         and t.app_id <> all(array(select app_id from deleted_apps where owner_id = $3)) \
+         returning t.id, t.job_id, t.direction";
+    let updated: Vec<(TransferId, JobId, Direction)> = sqlx::query_as(SQL)
         .bind(&ids)
         .bind(items.iter().map(|item| Json(&item.patch)).collect::<Vec<_>>())
         .bind(scope.owner)
         .bind(scope.site)
-        .execute(&mut *conn)
+        .fetch_all(&mut *conn)
         .await?;
-    if updated.rows_affected() < ids.len() as u64 {
-        let known = get_in_order(&mut *conn, scope, &ids).await?;
-        let unknown = ids.iter().find(|id| !known.iter().any(|transfer| transfer.id == **id));
-        let unknown = unknown.map_or_else(String::new, TransferId::to_string);
+    if updated.len() < ids.len() {
+        let known: HashSet<TransferId> = updated.iter().map(|(id, ..)| *id).collect();
+        let unknown = ids.iter().find(|id| !known.contains(id)).map_or_else(String::new, TransferId::to_string);
         return Err(ApiError::conflict(format!(
             "transfer {unknown} does not exist, or is not yours; nothing was changed"
         )));
     }
-    let updated = get_in_order(&mut *conn, scope, &ids).await?;
-    let mut moves = Moves::lock(&mut *conn, Which::Owned(scope, &jobs)).await?;
+    let mut moves = Moves::read(&mut *conn, jobs).await?;
     for (now, job) in moves.iter_mut() {
         job.follow_transfers(now);
     }
-    for (item, transfer) in items.iter().zip(&updated) {
-        if let Some(error) = &item.patch.job_error
-            && let Some((now, job)) = moves.get_mut(transfer.job_id)
-            && job.waits_for(transfer.direction)
+    for (id, job, direction) in updated {
+        if let Some(Some(error)) = errors.get(&id)
+            && let Some((now, job)) = moves.get_mut(job)
+            && job.waits_for(direction)
         {
             let mut data = JsonObject::new();
-            data.insert("reason".into(), error.as_str().into());
+            data.insert("reason".into(), (*error).into());
             // The table lets the agent make this step out of the two states that wait for transfers.
             let _ = job.ask(now, Actor::Agent, JobState::Failed, Ask { data, ..Ask::default() });
         }
     }
     moves.apply(&mut *conn).await?;
-    Ok(updated)
+    Ok(())
 }

@@ -118,7 +118,11 @@ pub fn table(routes: &mut ServiceConfig) {
                 .patch(transfers::update_transfers),
         )
         // Before the ids: this word is none.
-        .service(Endpoint::at(&["/transfers/due", "/transfers/due/"]).get(staging::list_due_transfers))
+        .service(
+            Endpoint::at(&["/transfers/due", "/transfers/due/"])
+                .get(staging::list_due_transfers)
+                .post(staging::claim_due_transfers),
+        )
         .service(
             Endpoint::at(&["/transfers/{id}", "/transfers/{id}/"])
                 .get(transfers::get_transfer)

@@ -1,13 +1,15 @@
-//! `GET /transfers/due`: the long poll by which a Site's agent learns what to stage. A request that
+//! `/transfers/due`: what a Site's agent stages. It looks (GET) or takes (POST), by a long poll. A request that
 //! waits holds no connection to the database.
 
 use std::time::Duration;
 
 use actix_web::{HttpResponse, web};
 use copal_schemas::{
-    problem::Problem,
+    SiteId,
+    page::MAX_BULK,
+    problem::{FieldError, Problem},
     session::MAX_WAIT_SEC,
-    transfer::{DueTransfer, TransferState},
+    transfer::{DueTransfer, TransferClaim, TransferState},
 };
 use tokio::time::{Instant, sleep_until};
 
@@ -15,9 +17,12 @@ use crate::{
     app::Shared,
     db,
     error::{ApiError, ApiResult},
-    extract::{CurrentUser, QueryParams},
+    extract::{CurrentUser, QueryParams, ValidJson},
     feed::{Token, Wants},
 };
+
+/// The longest name of a batch in characters.
+const MAX_TASK_ID: usize = 256;
 
 /// Lists the transfers of a Site that Jobs wait for now: inputs of Jobs in READY, outputs of Jobs in POSTPROCESSED.
 #[utoipa::path(get, path = "/transfers/due", tag = "transfers", params(
@@ -50,23 +55,70 @@ pub(crate) async fn list_due_transfers(
         let mut connection = shared.pool.acquire().await?;
         db::staging::due(&mut connection, (&user).into(), site, &states, limit).await
     };
-    let deadline = Instant::now() + Duration::from_secs_f64(wait);
+    let due = first_of(&shared, site, wait, look).await?;
+    Ok(HttpResponse::Ok().json(due))
+}
+
+/// Takes a batch of the transfers of a Site that Jobs wait for now, of one location and one direction: they are active from
+/// then on, and nobody else gets them.
+#[utoipa::path(post, path = "/transfers/due", tag = "transfers", request_body = TransferClaim, responses(
+    (status = 200, description = "The transfers, oldest first", body = Vec<DueTransfer>),
+    (status = 422, description = "A field is missing or wrong", body = Problem, content_type = "application/problem+json"),
+))]
+pub(crate) async fn claim_due_transfers(
+    shared: web::Data<Shared>,
+    user: CurrentUser,
+    body: ValidJson<TransferClaim>,
+) -> ApiResult<HttpResponse> {
+    let claim = body.0;
+    check_claim(&claim)?;
+    let scope = (&user).into();
+    let take = async || db::transact(&shared.pool, async |tx| db::staging::claim(tx, scope, &claim).await).await;
+    let taken = first_of(&shared, claim.site_id, claim.wait_sec, take).await?;
+    Ok(HttpResponse::Ok().json(taken))
+}
+
+fn check_claim(claim: &TransferClaim) -> ApiResult<()> {
+    let mut errors = Vec::new();
+    let mut wrong = |field: &str, msg: String| {
+        errors.push(FieldError { loc: vec!["body".into(), field.into()], msg });
+    };
+    if claim.task_id.is_empty() || claim.task_id.chars().count() > MAX_TASK_ID || claim.task_id.contains('\0') {
+        wrong("task_id", format!("a name of 1 to {MAX_TASK_ID} characters is needed"));
+    }
+    if !(1..=MAX_BULK as i64).contains(&claim.limit) {
+        wrong("limit", format!("{} is not between 1 and {MAX_BULK}", claim.limit));
+    }
+    if !(0.0..=MAX_WAIT_SEC).contains(&claim.wait_sec) {
+        wrong("wait_sec", format!("{} is not between 0 and {MAX_WAIT_SEC}", claim.wait_sec));
+    }
+    if errors.is_empty() { Ok(()) } else { Err(ApiError::invalid(errors)) }
+}
+
+/// What a look finds as soon as it finds something; nothing when there is nothing for so many seconds.
+async fn first_of(
+    shared: &Shared,
+    site: SiteId,
+    wait_sec: f64,
+    look: impl AsyncFn() -> ApiResult<Vec<DueTransfer>>,
+) -> ApiResult<Vec<DueTransfer>> {
+    let deadline = Instant::now() + Duration::from_secs_f64(wait_sec);
     let mut token: Option<Token> = None;
     loop {
         // Registered before looking: what becomes due after the look wakes this waiter.
         let mut waiter = shared.feed.wait_at(site, Wants::Stageable);
         let due = look().await?;
-        // Looking takes nothing, so the token goes on as it is: this may be the poll of an agent that was killed, whose
-        // connection does not say so yet.
+        // The token goes on as it is: this may be the poll of an agent that was killed, whose connection does not
+        // say so yet.
         drop(token.take());
         if !due.is_empty() || Instant::now() >= deadline || shared.stop.is_cancelled() {
-            return Ok(HttpResponse::Ok().json(due));
+            return Ok(due);
         }
         let look_again = deadline.min(Instant::now() + shared.feed.fallback());
         token = tokio::select! {
             token = waiter.woken() => token,
             () = sleep_until(look_again) => None,
-            () = shared.stop.cancelled() => return Ok(HttpResponse::Ok().json(due)),
+            () = shared.stop.cancelled() => return Ok(due),
         };
     }
 }

@@ -1,6 +1,6 @@
 //! TransferItems (contract, section 6).
 
-use actix_web::{HttpResponse, web};
+use actix_web::{HttpRequest, HttpResponse, web};
 use copal_schemas::{
     JobState, TransferId,
     page::{MAX_BULK, Page},
@@ -14,6 +14,9 @@ use crate::{
     error::{ApiError, ApiResult},
     extract::{CurrentUser, PatchItems, PathId, QueryParams, ValidJson},
 };
+
+/// What a client says that does not need to see what it has changed.
+const MINIMAL: &str = "return=minimal";
 
 /// The filters that list and query update share.
 fn filter(query: &QueryParams) -> ApiResult<TransferFilter> {
@@ -88,8 +91,11 @@ pub(super) async fn update_transfer(
 }
 
 /// Changes many transfers, all or none.
-#[utoipa::path(patch, path = "/transfers/", tag = "transfers", request_body = Vec<TransferPatchItem>, responses(
+#[utoipa::path(patch, path = "/transfers/", tag = "transfers", request_body = Vec<TransferPatchItem>, params(
+    ("Prefer" = Option<String>, Header, description = "`return=minimal` for an answer without a body (RFC 7240)"),
+), responses(
     (status = 200, description = "The transfers as they are now, in the order of the body", body = Vec<TransferItem>),
+    (status = 204, description = "They are changed, and the call preferred not to see them"),
     (status = 400, description = "An id is unknown or comes twice, or there are too many", body = Problem, content_type = "application/problem+json"),
     (status = 422, description = "A field is wrong", body = Problem, content_type = "application/problem+json"),
 ))]
@@ -97,11 +103,17 @@ pub(super) async fn update_transfers(
     shared: web::Data<Shared>,
     user: CurrentUser,
     body: PatchItems<TransferId, TransferPatch>,
+    request: HttpRequest,
 ) -> ApiResult<HttpResponse> {
     if body.0.len() > MAX_BULK {
         return Err(ApiError::bulk_too_large(body.0.len()));
     }
     let items: Vec<TransferPatchItem> = body.0.into_iter().map(|(id, patch)| TransferPatchItem { id, patch }).collect();
+    let preferences = request.headers().get("Prefer").and_then(|value| value.to_str().ok()).unwrap_or_default();
+    if preferences.split([',', ';']).any(|preference| preference.trim() == MINIMAL) {
+        db::transact(&shared.pool, async |tx| db::transfers::update(tx, (&user).into(), &items).await).await?;
+        return Ok(HttpResponse::NoContent().insert_header(("Preference-Applied", MINIMAL)).finish());
+    }
     let transfers =
         db::transact(&shared.pool, async |tx| db::transfers::update_many(tx, (&user).into(), items.clone()).await)
             .await?;

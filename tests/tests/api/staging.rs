@@ -1,6 +1,6 @@
 //! `/transfers/due` and `job_error`: what a Site's agent asks and tells while it stages.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use copal_tests::{World, id};
 use serde_json::{Value, json};
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 async fn world() -> (World, i64) {
     let world = World::new().await;
     let user = &world.user;
-    let locations = json!({"transfer_locations": {"home": "rsync://host/"}});
+    let locations = json!({"transfer_locations": {"home": "rsync://host/", "tape": "scp://host/"}});
     user.put(&format!("/sites/{}", world.site), &locations).await.ok();
     let slots = json!({"command": "true", "hooks": {}, "transfers": {
         "input": {"required": false, "direction": "in", "local_path": "in"},
@@ -21,6 +21,12 @@ async fn world() -> (World, i64) {
 
 fn slots(names: &[&str]) -> Value {
     names.iter().map(|name| (name.to_string(), json!({"location_alias": "home", "path": "/x"}))).collect()
+}
+
+/// Takes a batch.
+async fn claim(world: &World, task: &str, limit: usize, wait_sec: u32) -> Vec<Value> {
+    let body = json!({"site_id": world.site, "task_id": task, "limit": limit, "wait_sec": wait_sec});
+    world.user.post("/transfers/due", &body).await.ok().as_array().cloned().unwrap_or_default()
 }
 
 async fn due(world: &World, more: &str) -> Vec<Value> {
@@ -108,4 +114,93 @@ async fn nobody_sees_what_is_due_at_another_users_site() {
     assert_eq!(world.user.get(&path).await.ok().as_array().map(Vec::len), Some(1));
     let stranger = world.service.user("bob").await;
     assert_eq!(stranger.get(&path).await.ok(), json!([]));
+}
+
+#[tokio::test]
+async fn two_who_take_at_once_never_get_the_same_transfer() {
+    let (world, app) = world().await;
+    let job =
+        |index: usize| json!({"app_id": app, "workdir": format!("w/{index}"), "transfers": slots(&["input", "other"])});
+    let jobs: Vec<Value> = (0..300).map(job).collect();
+    world.user.post("/jobs/", &json!(jobs)).await.created();
+    let take_all = async |agent: usize| -> Vec<(i64, String)> {
+        let mut taken = Vec::new();
+        for batch in 0.. {
+            let task = format!("{agent}-{batch}");
+            let rows = claim(&world, &task, 17, 0).await;
+            if rows.is_empty() {
+                break;
+            }
+            assert!(rows.iter().all(|row| row["state"] == "active" && row["task_id"] == *task), "{rows:?}");
+            taken.extend(rows.iter().map(|row| (id(row), task.clone())));
+        }
+        taken
+    };
+    let (a, b, c) = tokio::join!(take_all(0), take_all(1), take_all(2));
+    let all: Vec<(i64, String)> = [a, b, c].concat();
+    let ids: BTreeSet<i64> = all.iter().map(|(id, _)| *id).collect();
+    assert_eq!((all.len(), ids.len()), (600, 600), "each once");
+    // Whoever took it is who the service names.
+    let active = due(&world, "&state=active").await;
+    let named: BTreeSet<(i64, String)> =
+        active.iter().map(|row| (id(row), row["task_id"].as_str().unwrap().to_owned())).collect();
+    assert_eq!(named, all.into_iter().collect());
+}
+
+#[tokio::test]
+async fn of_two_who_wait_each_gets_what_is_new() {
+    let (world, app) = world().await;
+    let made = async {
+        // Not before the questions are there: a look at the service takes longer than sending one.
+        world.user.get("/jobs/").await.ok();
+        for index in 0..2 {
+            let job = json!({"workdir": format!("w/{index}"), "transfers": slots(&["input"])});
+            world.user.job(app, &job).await;
+        }
+    };
+    let (one, other, ()) = tokio::join!(claim(&world, "a", 1, 30), claim(&world, "b", 1, 30), made);
+    assert_eq!((one.len(), other.len()), (1, 1));
+    assert_ne!(one[0]["id"], other[0]["id"]);
+}
+
+#[tokio::test]
+async fn a_batch_is_of_one_location_and_one_direction() {
+    let (world, app) = world().await;
+    let user = &world.user;
+    let out = id(&user.job(app, &json!({"workdir": "out", "transfers": slots(&["output"])})).await);
+    user.set_state(out, "RUN_DONE").await;
+    let tape = json!({"workdir": "tape", "transfers": {"input": {"location_alias": "tape", "path": "/x"}}});
+    user.job(app, &tape).await;
+    user.job(app, &json!({"workdir": "in", "transfers": slots(&["input", "other", "output"])})).await;
+    let mut seen = Vec::new();
+    for task in ["1", "2", "3", "4"] {
+        let rows = claim(&world, task, 100, 0).await;
+        let of = |key: &str| rows.first().map_or("", |row| row[key].as_str().unwrap()).to_owned();
+        assert!(rows.iter().all(|row| row["location_alias"] == *of("location_alias")));
+        assert!(rows.iter().all(|row| row["direction"] == *of("direction")));
+        seen.push((of("workdir"), rows.len()));
+    }
+    let expected = [("out", 1), ("tape", 1), ("in", 2), ("", 0)];
+    assert_eq!(seen, expected.map(|(workdir, count)| (workdir.to_owned(), count)));
+    for (field, value) in
+        [("task_id", json!("")), ("limit", json!(0)), ("limit", json!(5_001)), ("wait_sec", json!(31))]
+    {
+        let mut body = json!({"site_id": world.site, "task_id": "x", "limit": 1});
+        body[field] = value;
+        user.post("/transfers/due", &body).await.invalid(field);
+    }
+}
+
+#[tokio::test]
+async fn a_report_may_prefer_no_answer() {
+    let (world, app) = world().await;
+    let job = id(&world.user.job(app, &json!({"workdir": "w", "transfers": slots(&["input"])})).await);
+    let input = id(&due(&world, "").await[0]);
+    let report = |id: i64| {
+        let request = world.user.request(reqwest::Method::PATCH, "/transfers/");
+        request.header("Prefer", "respond-async, return=minimal").json(&json!([{"id": id, "state": "done"}]))
+    };
+    world.user.send(report(input + 1_000)).await.refused(400);
+    assert_eq!(world.user.send(report(input)).await.status, 204);
+    assert_eq!(world.user.state(job).await, "PREPROCESSED");
 }

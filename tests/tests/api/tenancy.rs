@@ -293,6 +293,8 @@ fn bodies(all: &Neighbours, own: &Own) -> Vec<(&'static str, &'static str, &'sta
     let mixed = json!([{"id": own.batch_job, "state": "queued"}, {"id": all.batch_job, "state": "queued"}]);
     add("PATCH", "/batch-jobs/", "id", None, mixed, Refused(400));
     add("PATCH", "/transfers/", "id", None, json!([{"id": all.transfer, "state": "done"}]), Refused(400));
+    let claim = json!({"site_id": all.world.site, "task_id": "bobs", "limit": 9});
+    add("POST", "/transfers/due", "site_id", None, claim, Nothing(is_nothing));
 
     add("POST", "/sessions/", "site_id", None, json!({"site_id": all.world.site}), Refused(400));
     let borrowed = json!({"site_id": all.bobs_site, "batch_job_id": all.batch_job});

@@ -10,7 +10,7 @@
 
 use std::collections::BTreeMap;
 
-use copal_schemas::{AppId, JobId, SessionId, Timestamp, app::AppHooks};
+use copal_schemas::{AppId, JobId, SessionId, Timestamp, TransferId, app::AppHooks};
 use sqlx::{FromRow, PgConnection, types::Json};
 
 use self::steps::NO_APP;
@@ -30,6 +30,8 @@ mod write;
 pub enum Which<'a> {
     /// These, as far as they are within the scope.
     Owned(Scope, &'a [JobId]),
+    /// Those of these transfers, as far as they are within the scope.
+    OfTransfers(Scope, &'a [TransferId]),
     /// These, whoever owns them: the service acts.
     Any(&'a [JobId]),
     /// Those that these Sessions hold.
@@ -45,19 +47,15 @@ macro_rules! row_columns {
     };
 }
 
-/// Locked Jobs and what is to be written of them.
-pub struct Moves {
-    now: Timestamp,
-    jobs: Vec<Moving>,
-}
+/// Jobs that are locked, of which nothing but their rows is read.
+pub struct Locked(Vec<Row>);
 
-impl Moves {
-    /// Locks Jobs, in the order of their ids, and reads what decides about their steps. Those that
-    /// do not exist (or are not that user's) are missing from the result.
+impl Locked {
+    /// Locks Jobs, in the order of their ids. What is written of other tables from here on counts for their steps.
     ///
     /// # Errors
     /// The database's.
-    pub async fn lock(conn: &mut PgConnection, which: Which<'_>) -> ApiResult<Self> {
+    pub async fn take(conn: &mut PgConnection, which: Which<'_>) -> ApiResult<Self> {
         let rows: Vec<Row> = match which {
             Which::Owned(scope, ids) => {
                 const SQL: &str = concat!(
@@ -68,6 +66,17 @@ impl Moves {
                       order by id for no key update"
                 );
                 sqlx::query_as(SQL).bind(ids).bind(scope.owner).bind(scope.site).fetch_all(&mut *conn).await?
+            }
+            Which::OfTransfers(scope, transfers) => {
+                const SQL: &str = concat!(
+                    "select ",
+                    row_columns!(),
+                    " from jobs where id in (select job_id from transfers where id = any($1) and owner_id = $2) \
+                      and owner_id = $2 and ($3::bigint is null or site_id = $3) \
+                      and app_id <> all(array(select app_id from deleted_apps where owner_id = $2)) \
+                      order by id for no key update"
+                );
+                sqlx::query_as(SQL).bind(transfers).bind(scope.owner).bind(scope.site).fetch_all(&mut *conn).await?
             }
             Which::Any(ids) => {
                 const SQL: &str =
@@ -83,11 +92,32 @@ impl Moves {
                 sqlx::query_as(SQL).bind(sessions).fetch_all(&mut *conn).await?
             }
         };
-        Self::read_facts(conn, rows).await
+        Ok(Self(rows))
+    }
+}
+
+/// Locked Jobs and what is to be written of them.
+pub struct Moves {
+    now: Timestamp,
+    jobs: Vec<Moving>,
+}
+
+impl Moves {
+    /// Locks Jobs, in the order of their ids, and reads what decides about their steps. Those that
+    /// do not exist (or are not that user's) are missing from the result.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn lock(conn: &mut PgConnection, which: Which<'_>) -> ApiResult<Self> {
+        let locked = Locked::take(conn, which).await?;
+        Self::read(conn, locked).await
     }
 
-    /// Everything is read after the locks were taken, so that it is what the last writer left.
-    async fn read_facts(conn: &mut PgConnection, rows: Vec<Row>) -> ApiResult<Self> {
+    /// Reads what decides about the steps of locked Jobs: now, so that it is what the last writer left.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn read(conn: &mut PgConnection, Locked(rows): Locked) -> ApiResult<Self> {
         let mut app_ids: Vec<AppId> = rows.iter().map(|row| row.app_id).collect();
         app_ids.sort_unstable();
         app_ids.dedup();
