@@ -1,3 +1,5 @@
+//! The shipped templates rendered, values that try to leave their place, and mistakes of a user's own template.
+
 use copal_client::{
     SiteDir,
     platforms::{Platform, platforms},

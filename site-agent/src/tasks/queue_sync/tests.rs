@@ -1,3 +1,5 @@
+//! What the parts of a pass make of single answers. Whole passes are in `pass_tests`.
+
 use copal_schemas::{SiteId, StringMap, batch_job::JobMode};
 
 use super::{

@@ -1,3 +1,5 @@
+//! Cobalt's own words, as its manual and recorded output have them, and what they mean.
+
 use super::*;
 
 const QUEUE: &str = "\

@@ -1,3 +1,5 @@
+//! Flux's own words, as its manual and recorded output have them, and what they mean.
+
 use super::*;
 
 #[test]

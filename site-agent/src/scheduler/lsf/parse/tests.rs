@@ -1,3 +1,5 @@
+//! LSF's own words, as its manual and recorded output have them, and what they mean.
+
 use chrono::DateTime;
 
 use super::*;

@@ -1,3 +1,5 @@
+//! PBS's own words, as its manual and recorded output have them, and what they mean.
+
 use chrono::{TimeDelta, TimeZone};
 
 use super::*;

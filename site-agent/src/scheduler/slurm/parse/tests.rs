@@ -1,3 +1,5 @@
+//! Slurm's own words, as its manual and recorded output have them, and what they mean.
+
 use super::*;
 use crate::scheduler::{command::Output, reply::SubmitReply};
 

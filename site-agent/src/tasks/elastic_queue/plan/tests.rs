@@ -1,3 +1,5 @@
+//! What the elastic queue asks for and takes back, by examples.
+
 use chrono::Utc;
 use copal_schemas::{JobId, SiteId, StringMap};
 
