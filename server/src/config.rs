@@ -78,7 +78,8 @@ pub struct Config {
     /// Seconds between two looks for lapsed Sessions.
     #[arg(long, env = "COPAL_SWEEP_SEC", default_value = "5", value_parser = seconds, value_name = "SEC", global = true)]
     pub sweep: Duration,
-    /// Seconds after which a connection is cut whose client takes in nothing of what it is sent.
+    /// Seconds after which a connection is cut whose client takes in nothing of what it is sent, or sends nothing more of
+    /// what it began.
     #[arg(long, env = "COPAL_CLIENT_TIMEOUT_SEC", default_value = "60", value_parser = seconds, value_name = "SEC", global = true)]
     pub client_timeout: Duration,
     /// Days for which events are kept; 0 keeps them all. Jobs and their runs stay.

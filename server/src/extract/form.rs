@@ -1,11 +1,15 @@
 //! A form of the login endpoints: urlencoded, or multipart.
 
-use std::{future::Future, pin::Pin};
+use std::{
+    future::{Future, ready},
+    pin::Pin,
+};
 
 use actix_multipart::Multipart;
 use actix_web::{FromRequest, HttpRequest, dev::Payload};
-use futures_util::{StreamExt as _, TryStreamExt as _};
+use futures_util::{TryStreamExt as _, stream};
 
+use super::body;
 use crate::error::{ApiError, ApiResult};
 
 /// Logins are short.
@@ -35,31 +39,20 @@ impl Form {
 
     async fn read(request: HttpRequest, mut payload: Payload) -> ApiResult<Self> {
         let bad = |error: &dyn std::fmt::Display| ApiError::invalid_at(vec!["body".into()], error.to_string());
+        // Read as a whole first: the reader of parts sets itself no limit.
+        let body = body::read(&request, &mut payload, FORM_LIMIT_BYTES).await?.freeze();
         let mut fields = Vec::new();
-        let mut size = 0;
-        let mut grow = |bytes: usize| {
-            size += bytes;
-            if size > FORM_LIMIT_BYTES { Err(ApiError::body_too_large(FORM_LIMIT_BYTES)) } else { Ok(()) }
-        };
         if content_type(&request).starts_with("multipart/form-data") {
-            let mut parts = Multipart::new(request.headers(), payload);
+            let mut parts = Multipart::new(request.headers(), stream::once(ready(Ok(body))));
             while let Some(mut part) = parts.try_next().await.map_err(|error| bad(&error))? {
                 let name = part.name().unwrap_or_default().to_owned();
-                grow(name.len())?;
                 let mut value = Vec::new();
                 while let Some(chunk) = part.try_next().await.map_err(|error| bad(&error))? {
-                    grow(chunk.len())?;
                     value.extend_from_slice(&chunk);
                 }
                 fields.push((name, String::from_utf8(value).map_err(|error| bad(&error))?));
             }
         } else {
-            let mut body = Vec::new();
-            while let Some(chunk) = payload.next().await {
-                let chunk = chunk.map_err(|error| bad(&error))?;
-                grow(chunk.len())?;
-                body.extend_from_slice(&chunk);
-            }
             fields.extend(url::form_urlencoded::parse(&body).into_owned());
         }
         match fields.iter().find(|(_, value)| value.contains('\0')) {

@@ -1,6 +1,7 @@
 //! From a request to checked values: who asks, the body, the query, the id in the path.
 //! After an extractor nothing validates the same value again.
 
+mod body;
 mod current_user;
 mod form;
 mod path_id;

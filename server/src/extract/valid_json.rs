@@ -2,9 +2,8 @@
 
 use std::{future::Future, pin::Pin};
 
-use actix_web::{FromRequest, HttpRequest, dev::Payload, web};
+use actix_web::{FromRequest, HttpRequest, dev::Payload};
 use copal_schemas::JsonObject;
-use futures_util::StreamExt as _;
 use serde::{
     Deserialize, Deserializer,
     de::{DeserializeOwned, Visitor},
@@ -12,6 +11,7 @@ use serde::{
 use serde_json::Value;
 use serde_path_to_error::{Path, Segment};
 
+use super::body;
 use crate::error::{ApiError, ApiResult};
 
 /// The largest body that is read: 5,000 Jobs of 6 KiB each.
@@ -20,26 +20,22 @@ pub const BODY_LIMIT_BYTES: usize = 32 << 20;
 /// The body, read as JSON into `T`. 422 with the place of what is wrong, 413 when too large.
 ///
 /// Deeper nesting than 128 levels is refused by the JSON reader itself, and U+0000 everywhere,
-/// since Postgres can't store it.
+/// since Postgres can't store it. A route that anybody may call sets a smaller limit.
 #[derive(Debug)]
-pub struct ValidJson<T>(pub T);
+pub struct ValidJson<T, const LIMIT_BYTES: usize = BODY_LIMIT_BYTES>(pub T);
 
 /// The body of a bulk update: a list of objects, each with an `id` and the fields that change.
 /// An error names item and field, which reading a flattened struct could not do.
 #[derive(Debug)]
 pub struct PatchItems<I, P>(pub Vec<(I, P)>);
 
-impl<T: DeserializeOwned + 'static> FromRequest for ValidJson<T> {
+impl<T: DeserializeOwned + 'static, const LIMIT_BYTES: usize> FromRequest for ValidJson<T, LIMIT_BYTES> {
     type Error = ApiError;
     type Future = Pin<Box<dyn Future<Output = Result<Self, ApiError>>>>;
 
     fn from_request(request: &HttpRequest, payload: &mut Payload) -> Self::Future {
-        let mut payload = payload.take();
-        let announced = request.headers().get("content-length").and_then(|length| length.to_str().ok()?.parse().ok());
-        Box::pin(async move {
-            let body = read_body(&mut payload, announced).await?;
-            parse(&body).map(Self)
-        })
+        let (request, mut payload) = (request.clone(), payload.take());
+        Box::pin(async move { parse(&body::read(&request, &mut payload, LIMIT_BYTES).await?).map(Self) })
     }
 }
 
@@ -48,7 +44,7 @@ impl<I: DeserializeOwned + 'static, P: DeserializeOwned + 'static> FromRequest f
     type Future = Pin<Box<dyn Future<Output = Result<Self, ApiError>>>>;
 
     fn from_request(request: &HttpRequest, payload: &mut Payload) -> Self::Future {
-        let items = ValidJson::<Vec<JsonObject>>::from_request(request, payload);
+        let items = <ValidJson<Vec<JsonObject>>>::from_request(request, payload);
         Box::pin(
             async move { items.await?.0.into_iter().enumerate().map(patch_item).collect::<ApiResult<_>>().map(Self) },
         )
@@ -68,21 +64,6 @@ fn patch_item<I: DeserializeOwned, P: DeserializeOwned>((index, mut fields): (us
         ApiError::invalid_at(at(place), msg)
     })?;
     Ok((id, patch))
-}
-
-async fn read_body(payload: &mut Payload, announced: Option<usize>) -> ApiResult<web::BytesMut> {
-    if announced.is_some_and(|bytes| bytes > BODY_LIMIT_BYTES) {
-        return Err(ApiError::body_too_large(BODY_LIMIT_BYTES));
-    }
-    let mut body = web::BytesMut::with_capacity(announced.unwrap_or(1024));
-    while let Some(chunk) = payload.next().await {
-        let chunk = chunk.map_err(|error| ApiError::invalid_at(vec!["body".into()], error.to_string()))?;
-        if body.len() + chunk.len() > BODY_LIMIT_BYTES {
-            return Err(ApiError::body_too_large(BODY_LIMIT_BYTES));
-        }
-        body.extend_from_slice(&chunk);
-    }
-    Ok(body)
 }
 
 /// Reads a body.

@@ -23,6 +23,9 @@ use crate::{
 /// The longest user name and password in letters: hashing must not become a way to keep cores busy.
 const MAX_CREDENTIAL_LETTERS: usize = 256;
 
+/// The largest body that makes an account: anybody may send one.
+const REGISTER_LIMIT_BYTES: usize = 64 << 10;
+
 /// The ways to log in.
 #[utoipa::path(get, path = "/auth/how", tag = "auth", security(()), responses(
     (status = 200, description = "The enabled methods, in the spelling of Balsam's clients", body = Vec<String>),
@@ -37,7 +40,10 @@ pub(crate) async fn login_methods() -> HttpResponse {
     (status = 400, description = "The name is taken", body = Problem, content_type = "application/problem+json"),
     (status = 403, description = "Registration is closed", body = Problem, content_type = "application/problem+json"),
 ))]
-pub(crate) async fn register(shared: web::Data<Shared>, body: ValidJson<Register>) -> ApiResult<HttpResponse> {
+pub(crate) async fn register(
+    shared: web::Data<Shared>,
+    body: ValidJson<Register, REGISTER_LIMIT_BYTES>,
+) -> ApiResult<HttpResponse> {
     if shared.config.registration == Registration::Closed {
         return Err(ApiError::forbidden("registration is closed at this service; ask its operator for an account"));
     }

@@ -181,3 +181,23 @@ async fn closed_registration_takes_nobody_new() {
     let register = json!({"username": "ann", "password": PASSWORD});
     service.api().post("/auth/password/register", &register).await.refused(403);
 }
+
+/// Anybody may send these, so that none may cost memory.
+#[tokio::test]
+async fn what_strangers_send_is_small() {
+    let service = Service::start(Settings::default()).await;
+    let api = service.api();
+    let long = "x".repeat(1 << 20);
+    api.post("/auth/password/register", &json!({"username": "ann", "password": long})).await.refused(413);
+    let part = "--cut\r\nContent-Disposition: form-data; name=\"\"\r\n\r\n\r\n";
+    let endless_header = format!("--cut\r\nX: {long}");
+    for body in [part.repeat(2_000), endless_header, format!("a={long}")] {
+        let kind = if body.starts_with("--") {
+            "multipart/form-data; boundary=cut"
+        } else {
+            "application/x-www-form-urlencoded"
+        };
+        let request = api.request(Method::POST, "/auth/password/login").header("content-type", kind).body(body);
+        api.send(request).await.refused(413);
+    }
+}
