@@ -24,7 +24,7 @@ static NOBODY: LazyLock<String> = LazyLock::new(|| hash_now(b"nobody has this pa
 /// # Errors
 /// When the hash can't be computed, which is a fault of the service.
 pub(crate) async fn hash(password: SecretString) -> ApiResult<String> {
-    aside(move || hash_now(password.expose_secret().as_bytes())).await?
+    aside(&AT_A_TIME, move || hash_now(password.expose_secret().as_bytes())).await?
 }
 
 /// Whether the password has the stored hash; false where there is none, after as much time.
@@ -32,7 +32,7 @@ pub(crate) async fn hash(password: SecretString) -> ApiResult<String> {
 /// # Errors
 /// When the hash can't be computed, which is a fault of the service.
 pub(crate) async fn verify(password: SecretString, stored: Option<String>) -> ApiResult<bool> {
-    aside(move || {
+    aside(&AT_A_TIME, move || {
         let text = stored.as_ref().unwrap_or_else(|| &NOBODY);
         let hash = PasswordHash::new(text).map_err(|error| ApiError::internal(anyhow::anyhow!("{error}")))?;
         let fits = Argon2::default().verify_password(password.expose_secret().as_bytes(), &hash).is_ok();
@@ -46,8 +46,17 @@ fn hash_now(password: &[u8]) -> ApiResult<String> {
     hash.map(|hash| hash.to_string()).map_err(|error| ApiError::internal(anyhow::anyhow!("{error}")))
 }
 
-async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> ApiResult<T> {
-    let _turn = AT_A_TIME.acquire().await.map_err(ApiError::internal)?;
+async fn aside<T: Send + 'static>(
+    turns: &'static Semaphore,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> ApiResult<T> {
+    let turn = turns.acquire().await.map_err(ApiError::internal)?;
+    // The turn ends with the work, also when nobody waits for its outcome any more.
+    let work = move || {
+        let done = work();
+        drop(turn);
+        done
+    };
     tokio::task::spawn_blocking(work).await.map_err(ApiError::internal)
 }
 
@@ -62,5 +71,22 @@ mod tests {
         assert!(verify("correct horse".into(), Some(stored.clone())).await.unwrap());
         assert!(!verify("Correct horse".into(), Some(stored)).await.unwrap());
         assert!(!verify("nobody has this password".into(), None).await.unwrap());
+    }
+
+    #[tokio::test]
+    async fn a_caller_that_goes_away_does_not_let_more_work_in() {
+        static ONE: Semaphore = Semaphore::const_new(1);
+        let (begun, has_begun) = tokio::sync::oneshot::channel();
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let work = tokio::spawn(aside(&ONE, move || {
+            let _ = begun.send(());
+            let _ = ended.recv();
+        }));
+        has_begun.await.unwrap();
+        work.abort();
+        assert!(work.await.unwrap_err().is_cancelled());
+        assert_eq!(ONE.available_permits(), 0, "the turn ended before the work");
+        drop(end);
+        drop(ONE.acquire().await.unwrap());
     }
 }
