@@ -132,7 +132,7 @@ impl KeyRing {
         rules.leeway = 0;
         let claims = decode::<Claims>(token, &key, &rules).map_err(|_| refused())?.claims;
         let login = LoginId(claims.login);
-        if self.0.read().unwrap_or_else(PoisonError::into_inner).revoked.contains(&login) {
+        if self.has_revoked(login) {
             return Err(refused());
         }
         let bound = match (claims.site.map(SiteId), claims.batch_job.map(BatchJobId)) {
@@ -141,6 +141,19 @@ impl KeyRing {
             (Some(site), Some(batch_job)) => Bound::Launcher(site, batch_job),
         };
         Ok(CurrentUser { id: UserId(claims.sub), username: claims.username, login, bound })
+    }
+
+    /// Whether a login has ended since its token was believed.
+    ///
+    /// # Errors
+    /// When the database does not answer.
+    pub(crate) async fn is_revoked(&self, pool: &PgPool, login: LoginId) -> ApiResult<bool> {
+        self.refresh(pool, REFRESH_AFTER).await?;
+        Ok(self.has_revoked(login))
+    }
+
+    fn has_revoked(&self, login: LoginId) -> bool {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).revoked.contains(&login)
     }
 
     /// Makes this process read the keys and revoked logins again before it believes the next token.

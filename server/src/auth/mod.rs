@@ -22,7 +22,7 @@ pub(crate) use tidy::tidy;
 const TOKEN_LIFE: TimeDelta = TimeDelta::hours(48);
 
 /// No access token is good for longer, a launcher's in a long BatchJob neither: it is renewed.
-const LONGEST_TOKEN_LIFE: TimeDelta = TimeDelta::days(15);
+pub(crate) const LONGEST_TOKEN_LIFE: TimeDelta = TimeDelta::days(15);
 
 /// How long a login that is not renewed stays good.
 const LOGIN_LIFE: TimeDelta = TimeDelta::days(90);

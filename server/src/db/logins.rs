@@ -8,7 +8,10 @@ use copal_schemas::{
 use sqlx::{PgConnection, prelude::FromRow};
 use uuid::Uuid;
 
-use crate::{auth::LoginId, error::ApiResult};
+use crate::{
+    auth::{LONGEST_TOKEN_LIFE, LoginId},
+    error::ApiResult,
+};
 
 /// A refresh token whose successor has been used may come once more within this time: two programs
 /// of one user renew at the same moment, or an answer is lost.
@@ -17,7 +20,7 @@ const REUSE_GRACE_SEC: f64 = 600.0;
 /// A launcher's secret may come once more within this time, since the answer may have been lost.
 const EXCHANGE_GRACE_SEC: f64 = 60.0;
 
-/// Lapsed device codes are kept this long, so that a late caller is told that they lapsed.
+/// Lapsed device codes are kept this long, so that a late caller is told that they lapsed or were denied.
 const DEVICE_GRACE_SEC: f64 = 1800.0;
 
 /// A login to be stored.
@@ -83,9 +86,13 @@ pub(crate) async fn list(tx: &mut PgConnection, user: UserId, current: LoginId) 
 
 /// The logins that were revoked and whose tokens have not all lapsed.
 pub(crate) async fn revoked(tx: &mut PgConnection) -> ApiResult<Vec<LoginId>> {
-    let ids = sqlx::query_scalar("select id from logins where revoked_at is not null and expires_at > now()")
-        .fetch_all(tx)
-        .await?;
+    // No token is made for a login after its end.
+    let ids = sqlx::query_scalar(
+        "select id from logins where revoked_at > now() - make_interval(secs => $1) and expires_at > now()",
+    )
+    .bind(LONGEST_TOKEN_LIFE.as_seconds_f64())
+    .fetch_all(tx)
+    .await?;
     Ok(ids)
 }
 
@@ -275,7 +282,7 @@ pub(crate) async fn add_device_login(
     client: &str,
     life: TimeDelta,
 ) -> ApiResult<bool> {
-    sqlx::query("delete from device_logins where denied or expires_at < now() - make_interval(secs => $1)")
+    sqlx::query("delete from device_logins where expires_at < now() - make_interval(secs => $1)")
         .bind(DEVICE_GRACE_SEC)
         .execute(&mut *tx)
         .await?;

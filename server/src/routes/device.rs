@@ -213,6 +213,9 @@ fn page(status: StatusCode, content: &Content<'_>) -> HttpResponse {
             "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'; frame-ancestors 'none'",
         ))
         .insert_header(("cache-control", "no-store"))
+        // The address has the code.
+        .insert_header(("referrer-policy", "no-referrer"))
+        .insert_header(("x-content-type-options", "nosniff"))
         .insert_header(("referrer-policy", "no-referrer"))
         .body(body)
 }

@@ -13,7 +13,7 @@ use actix_web::{
     rt, web,
 };
 use bytes::Bytes;
-use copal_schemas::{UserId, problem::Problem};
+use copal_schemas::problem::Problem;
 use futures_util::StreamExt as _;
 use tokio::{
     sync::{broadcast::error::RecvError, mpsc},
@@ -30,7 +30,7 @@ use crate::{
     metrics,
 };
 
-/// A comment line shows that both ends live, and finds clients that are gone.
+/// A comment line shows that both ends live, and finds clients that are gone; and it is seen whether the login has ended.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// Pieces that wait for the client.
 pub(super) const PIECES_KEPT: usize = 2;
@@ -84,7 +84,7 @@ pub(super) async fn stream_events(
     };
     let (out, pieces) = mpsc::channel(PIECES_KEPT);
     let framing = Framing::ServerSent;
-    let stream = Stream { shared: shared.as_ref().clone(), owner: user.id, filter, position, framing, out };
+    let stream = Stream { shared: shared.as_ref().clone(), user, filter, position, framing, out };
     rt::spawn(stream.run());
     Ok(HttpResponse::Ok()
         .insert_header((CONTENT_TYPE, "text/event-stream"))
@@ -139,7 +139,7 @@ impl Framing {
 /// One client's stream.
 pub(super) struct Stream {
     pub(super) shared: Shared,
-    pub(super) owner: UserId,
+    pub(super) user: CurrentUser,
     pub(super) filter: StreamFilter,
     pub(super) position: Position,
     pub(super) framing: Framing,
@@ -150,7 +150,7 @@ pub(super) struct Stream {
 struct Over;
 
 impl Stream {
-    /// Streams until the client is gone or the service stops.
+    /// Streams until the client or its login is gone or the service stops.
     pub(super) async fn run(mut self) {
         let _counted = metrics::count_stream();
         if let Some(hello) = self.framing.hello(&self.position)
@@ -190,7 +190,7 @@ impl Stream {
                         Ok(Message::Lost) | Err(RecvError::Lagged(_)) => break,
                         Err(RecvError::Closed) => return Over,
                     },
-                    _ = keep_alive.tick() => self.out.send(self.framing.keep_alive()).await.map_err(|_| Failed::Over),
+                    _ = keep_alive.tick() => self.keep_alive().await,
                 };
                 match sent {
                     Ok(()) => {}
@@ -202,11 +202,18 @@ impl Stream {
         }
     }
 
+    async fn keep_alive(&self) -> Result<(), Failed> {
+        if self.shared.keys.is_revoked(&self.shared.pool, self.user.login).await? {
+            return Err(Failed::Over);
+        }
+        self.out.send(self.framing.keep_alive()).await.map_err(|_| Failed::Over)
+    }
+
     async fn catch_up(&mut self) -> Result<(), Failed> {
         loop {
             // A page that was begun earlier ends before the pages that are handed out begin.
             let begun = self.position.partly.is_some();
-            let (page, next) = feed::catch_up(&self.shared.pool, self.owner, &self.position).await?;
+            let (page, next) = feed::catch_up(&self.shared.pool, self.user.id, &self.position).await?;
             self.send(&page, page.entries.iter()).await?;
             self.position = next;
             if page.last && !begun {
@@ -226,7 +233,7 @@ impl Stream {
     }
 
     async fn send(&self, page: &Page, entries: impl Iterator<Item = &Entry>) -> Result<(), Failed> {
-        let picked = self.filter.pick(&self.shared.pool, self.owner, entries).await?;
+        let picked = self.filter.pick(&self.shared.pool, self.user.id, entries).await?;
         if picked.is_empty() {
             return Ok(());
         }
@@ -247,7 +254,7 @@ impl Stream {
 }
 
 enum Failed {
-    /// The client is gone.
+    /// The client is gone, or its login has ended.
     Over,
     Database(ApiError),
 }

@@ -70,7 +70,7 @@ async fn serve(shared: Shared, mut session: Session, mut messages: MessageStream
     };
     let (out, mut pieces) = mpsc::channel(PIECES_KEPT);
     let filter = StreamFilter { only_site: CurrentUser::site(&user), ..StreamFilter::default() };
-    let stream = Stream { shared, owner: user.id, filter, position, framing: Framing::WebSocket, out };
+    let stream = Stream { shared, user, filter, position, framing: Framing::WebSocket, out };
     rt::spawn(stream.run());
     loop {
         let sent = tokio::select! {

@@ -4,7 +4,7 @@ use actix_web::{HttpRequest, HttpResponse, web};
 use copal_schemas::{
     BatchJobId, SiteId,
     page::Page,
-    problem::Problem,
+    problem::{ErrorCode, Problem},
     user::{AccessToken, LauncherSecret, LoginInfo, LoginKind, Refresh, Revoke},
 };
 
@@ -60,7 +60,11 @@ pub(crate) async fn revoke_token(shared: web::Data<Shared>, form: Form) -> ApiRe
     let mut connection = shared.pool.acquire().await?;
     match user {
         Ok(user) => db::logins::revoke(&mut connection, user.login).await?,
-        Err(_) => db::logins::revoke_by_refresh_token(&mut connection, &secret::hash(token)).await?,
+        Err(error) if error.code() == ErrorCode::Unauthenticated => {
+            db::logins::revoke_by_refresh_token(&mut connection, &secret::hash(token)).await?;
+        }
+        // What it is good for is not known now, so nobody may believe that it is good for nothing.
+        Err(error) => return Err(error),
     }
     shared.keys.expire();
     Ok(HttpResponse::NoContent().finish())

@@ -75,6 +75,8 @@ async fn a_denied_login_gets_nothing() {
     assert_eq!(decide(&service.api(), code(&login), PASSWORD, "deny").await.status, 200);
     assert_eq!(poll(&service.api(), &login).await.refused(403)["detail"], "access_denied");
     assert_eq!(decide(&service.api(), code(&login), PASSWORD, "approve").await.status, 400);
+    // Another login that begins does not make the service forget it.
+    begin(&service.api()).await;
     assert_eq!(poll(&service.api(), &login).await.refused(403)["detail"], "access_denied");
 }
 

@@ -1,6 +1,6 @@
 //! Tokens after the login: renewal, revocation, credentials of Sites and launchers (DESIGN, section 5).
 
-use copal_tests::{Answer, Api, LIMIT, Service, Settings, World, id, wait_for, world::PASSWORD};
+use copal_tests::{Answer, Api, LIMIT, Service, Settings, World, id, stream::EventStream, wait_for, world::PASSWORD};
 use serde_json::{Value, json};
 
 async fn log_in(service: &Service, name: &str) -> Value {
@@ -85,6 +85,17 @@ async fn a_revoked_login_is_good_nowhere() {
         user(&service, &other).get("/auth/password/me").await.ok();
     }
     service.api().post_form("/auth/revoke", &[("token", "unknown")]).await.deleted();
+}
+
+#[tokio::test]
+async fn a_stream_ends_with_its_login() {
+    let service = Service::start(Settings::default()).await;
+    let replica = service.replica().await;
+    service.user("ann").await;
+    let tokens = log_in(&service, "ann").await;
+    let mut stream = EventStream::open(&user(&service, &tokens), "/events/stream", None).await;
+    replica.api().post_form("/auth/revoke", &[("token", text(&tokens, "access_token"))]).await.deleted();
+    assert!(stream.next_or_end().await.is_none());
 }
 
 #[tokio::test]
