@@ -26,7 +26,6 @@ async fn pass(shared: &Shared) -> ApiResult<()> {
     db::transact(&shared.pool, async |tx| {
         db::logins::tidy(tx).await?;
         db::users::tidy_login_attempts(tx, limit::WINDOW).await?;
-        db::idempotency::tidy(tx).await?;
         rotate(tx, Rotation::WhenDue).await.map(drop)
     })
     .await

@@ -323,16 +323,10 @@ pub async fn update_many(
 /// # Errors
 /// 404.
 pub async fn delete(tx: &mut PgConnection, user: &CurrentUser, id: BatchJobId) -> ApiResult<SiteId> {
+    let site = lock(tx, user, id).await?.site_id;
     super::logins::revoke_of_batch_jobs(tx, &[id]).await?;
-    let site = sqlx::query_scalar(
-        "delete from batch_jobs where id = $1 and owner_id = $2 and ($3::bigint is null or site_id = $3) returning site_id",
-    )
-        .bind(id)
-        .bind(user.id)
-        .bind(user.site())
-        .fetch_optional(tx)
-        .await?;
-    site.ok_or_else(|| no_batch_job(id))
+    sqlx::query("delete from batch_jobs where id = $1").bind(id).execute(tx).await?;
+    Ok(site)
 }
 
 /// One BatchJob of the user, which nobody changes until the transaction ends.

@@ -100,12 +100,3 @@ pub async fn prune(tx: &mut PgConnection) -> ApiResult<u64> {
     let old = "delete from idempotency_keys where created_at < statement_timestamp() - interval '1 day'";
     Ok(sqlx::query(old).execute(tx).await?.rows_affected())
 }
-
-/// Removes keys of requests that nobody sends again.
-///
-/// # Errors
-/// When the database does not answer.
-pub async fn tidy(tx: &mut PgConnection) -> ApiResult<()> {
-    sqlx::query("delete from idempotency_keys where created_at < now() - interval '1 day'").execute(tx).await?;
-    Ok(())
-}
