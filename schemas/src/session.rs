@@ -181,6 +181,9 @@ pub struct Release {
     /// not given it again; another one may be. Left out for one that only waited in vain: any may be given it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
+    /// Whether another holder with the same nodes may well run it: it lacks time here, or a node that was lost.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub for_now: bool,
 }
 
 /// Why one update was not made. The others of the same call were.

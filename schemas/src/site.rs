@@ -40,6 +40,22 @@ pub struct NodeStates {
     pub down: i32,
 }
 
+/// A node that the Site's agent leaves out of its allocations for a while: Jobs or launchers fail on it at once.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct NodeAside {
+    /// Its name, as the scheduler knows it.
+    #[serde(deserialize_with = "lenient::string")]
+    pub node: String,
+    /// Until when.
+    #[serde(with = "crate::time::naive")]
+    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    pub until: Timestamp,
+    /// Why: how many failed, and the first cause.
+    #[serde(deserialize_with = "lenient::string")]
+    pub reason: String,
+}
+
 /// The name in `node_states` of all nodes together, where the scheduler does not tell which a queue may use.
 pub const ALL_NODES: &str = "*";
 
@@ -82,6 +98,8 @@ pub struct SiteDetails {
     pub backfill_windows: BTreeMap<String, Vec<BackfillWindow>>,
     /// Nodes by what they do, by queue or [`ALL_NODES`]; empty where the scheduler does not tell.
     pub node_states: BTreeMap<String, NodeStates>,
+    /// Nodes that allocations leave out for a while.
+    pub nodes_aside: Vec<NodeAside>,
     /// Jobs in the queues, by the scheduler's id.
     pub queued_jobs: BTreeMap<String, QueuedJob>,
     /// Parameters of the Site's template and their defaults.
@@ -171,6 +189,10 @@ pub struct SitePatch {
     #[serde(default, deserialize_with = "lenient::some", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(nullable = false))]
     pub node_states: Option<BTreeMap<String, NodeStates>>,
+    /// Nodes that allocations leave out for a while.
+    #[serde(default, deserialize_with = "lenient::some", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(nullable = false))]
+    pub nodes_aside: Option<Vec<NodeAside>>,
     /// Jobs in the queues, by the scheduler's id.
     #[serde(default, deserialize_with = "lenient::some", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(nullable = false))]

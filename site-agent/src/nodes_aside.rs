@@ -7,8 +7,7 @@ use std::{
 };
 
 use chrono::TimeDelta;
-use copal_schemas::{AppId, Timestamp};
-use serde::{Deserialize, Serialize};
+use copal_schemas::{AppId, Timestamp, site::NodeAside};
 
 use crate::records::{self, RecordError};
 
@@ -60,21 +59,9 @@ pub struct Trial {
     pub failure: Option<String>,
 }
 
-/// A node that is set aside.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Aside {
-    /// Its name, as the scheduler knows it.
-    pub node: String,
-    /// Until when.
-    #[serde(with = "copal_schemas::time::naive")]
-    pub until: Timestamp,
-    /// Why: how many failed, and the first cause.
-    pub reason: String,
-}
-
 /// Which nodes are to be set aside now. `known` are those that were before; what led to that does not count again.
 #[must_use]
-pub fn judge(trials: &[Trial], known: &[Aside], now: Timestamp) -> Vec<Aside> {
+pub fn judge(trials: &[Trial], known: &[NodeAside], now: Timestamp) -> Vec<NodeAside> {
     let counts = |trial: &&Trial| {
         let forgiven = known.iter().any(|aside| aside.node == trial.node && trial.time <= aside.until);
         now - trial.time <= WINDOW && !forgiven
@@ -92,7 +79,7 @@ pub fn judge(trials: &[Trial], known: &[Aside], now: Timestamp) -> Vec<Aside> {
             other.subject == subject && other.node != node && other.failure.is_none() && now - other.time <= WINDOW
         })
     };
-    let mut aside: Vec<Aside> = Vec::new();
+    let mut aside: Vec<NodeAside> = Vec::new();
     for ((node, subject), mut tried) in by_place {
         tried.sort_by_key(|trial| trial.time);
         let last_good = tried.iter().rposition(|trial| trial.failure.is_none()).map_or(0, |place| place + 1);
@@ -110,7 +97,7 @@ pub fn judge(trials: &[Trial], known: &[Aside], now: Timestamp) -> Vec<Aside> {
             first.time.format("%H:%M"),
             first.failure.as_deref().unwrap_or_default()
         );
-        aside.push(Aside { node: node.into(), until: now + ASIDE_FOR, reason });
+        aside.push(NodeAside { node: node.into(), until: now + ASIDE_FOR, reason });
     }
     aside
 }
@@ -125,8 +112,8 @@ pub fn path(qsubmit: &Path) -> PathBuf {
 ///
 /// # Errors
 /// When the file can't be read.
-pub fn read(qsubmit: &Path, now: Timestamp) -> Result<Vec<Aside>, RecordError> {
-    let mut known: Vec<Aside> = records::read(&path(qsubmit))?.unwrap_or_default();
+pub fn read(qsubmit: &Path, now: Timestamp) -> Result<Vec<NodeAside>, RecordError> {
+    let mut known: Vec<NodeAside> = records::read(&path(qsubmit))?.unwrap_or_default();
     known.retain(|aside| now - aside.until <= WINDOW);
     Ok(known)
 }
@@ -171,7 +158,7 @@ mod tests {
         ]
     }
 
-    fn names(trials: &[Trial], known: &[Aside]) -> Vec<String> {
+    fn names(trials: &[Trial], known: &[NodeAside]) -> Vec<String> {
         judge(trials, known, now()).into_iter().map(|aside| aside.node).collect()
     }
 
@@ -232,7 +219,8 @@ mod tests {
         assert_eq!(avoided(29), ["n7"]);
         assert!(avoided(31).is_empty());
         let names = ["n7' || rm -rf /", "a\nb", "-x", "", "n[1-4]", "n-7.example_1"];
-        let odd: Vec<Aside> = names.iter().map(|node| Aside { node: (*node).into(), ..aside[0].clone() }).collect();
+        let odd: Vec<NodeAside> =
+            names.iter().map(|node| NodeAside { node: (*node).into(), ..aside[0].clone() }).collect();
         let other = tempfile::tempdir().unwrap();
         records::write(&path(other.path()), &odd, false).unwrap();
         assert_eq!(super::avoided(other.path(), now()).unwrap(), ["n-7.example_1"]);

@@ -59,6 +59,10 @@ pub struct JobQuery {
     pub last_update_before: Option<Timestamp>,
     /// Only those where the file cleaner has not been.
     pub pending_file_cleanup: bool,
+    /// But those that wait and that two allocations in this queue gave back, since their nodes can't hold them.
+    pub not_given_back_in: Option<String>,
+    /// Since when that counts.
+    pub not_given_back_since: Option<Timestamp>,
     /// Beyond this id: where to go on in a list by ids. Counts, changes and deletions don't heed it.
     pub after_id: Option<JobId>,
     /// `last_update`, `id`, `state` or `workdir`, with `-` before it for descending.
@@ -88,6 +92,8 @@ impl JobQuery {
         pairs.extend(self.last_update_after.map(|time| ("last_update_after", time.to_rfc3339())));
         pairs.extend(self.last_update_before.map(|time| ("last_update_before", time.to_rfc3339())));
         pairs.extend(self.pending_file_cleanup.then(|| ("pending_file_cleanup", "true".into())));
+        pairs.extend(self.not_given_back_in.clone().map(|queue| ("not_given_back_in", queue)));
+        pairs.extend(self.not_given_back_since.map(|time| ("not_given_back_since", time.to_rfc3339())));
         pairs.extend(self.after_id.map(|id| ("after_id", id.to_string())));
         page_pairs(&mut pairs, self.ordering.as_ref(), self.limit, self.offset);
         pairs

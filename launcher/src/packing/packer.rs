@@ -375,6 +375,12 @@ impl Packer {
         }
     }
 
+    /// Whether all nodes are still used that there were.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        !self.nodes.iter().any(NodeState::is_retired)
+    }
+
     /// Ends [`Packer::set_aside`].
     pub fn bring_back(&mut self, node: usize) {
         self.keep_aside(node, false);

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use copal_schemas::{AppId, BatchJobId, JobId, JobState, SessionId, SiteId, StringMap, Timestamp};
 use sqlx::{PgConnection, Postgres, QueryBuilder, types::Json};
 
-use super::{scope::Scope, tags};
+use super::{refusals, scope::Scope, tags};
 use crate::{error::ApiResult, extract::Paging};
 
 /// Which Jobs are meant; everything empty means all of the user's.
@@ -39,6 +39,10 @@ pub struct JobFilter {
     pub tags: StringMap,
     /// Where the file cleaner has not been.
     pub pending_file_cleanup: bool,
+    /// But those that wait and that allocations of this queue gave back for good.
+    pub not_given_back_in: Option<String>,
+    /// Since when that counts.
+    pub not_given_back_since: Option<Timestamp>,
     /// With this id or a greater one.
     pub id_from: Option<JobId>,
     /// With this id or a smaller one.
@@ -239,6 +243,7 @@ impl JobFilter {
             || self.last_update_after.is_some()
             || !self.tags.is_empty()
             || self.pending_file_cleanup
+            || self.not_given_back_in.is_some()
     }
 
     fn has_cold_conditions(&self) -> bool {
@@ -336,6 +341,11 @@ impl JobFilter {
         tags::push_have(sql, "j.id", scope.owner, &self.tags);
         if self.pending_file_cleanup {
             sql.push(" and j.pending_file_cleanup");
+        }
+        if let Some(queue) = &self.not_given_back_in {
+            sql.push(" and (j.state = 'RUNNING' or j.id <> all(array");
+            refusals::push_unfit(sql, scope.owner, queue, self.not_given_back_since);
+            sql.push("))");
         }
     }
 }

@@ -14,8 +14,8 @@ use crate::{
 
 macro_rules! columns {
     () => {
-        "id, name, path, globus_endpoint_id, backfill_windows, node_states, queued_jobs, optional_batch_job_params, \
-         allowed_projects, allowed_queues, transfer_locations, node_shape, last_refresh, creation_date"
+        "id, name, path, globus_endpoint_id, backfill_windows, node_states, nodes_aside, queued_jobs, \
+         optional_batch_job_params, allowed_projects, allowed_queues, transfer_locations, node_shape, last_refresh, creation_date"
     };
 }
 
@@ -40,6 +40,7 @@ impl<'r> FromRow<'r, PgRow> for Row {
                 globus_endpoint_id: row.try_get("globus_endpoint_id")?,
                 backfill_windows: row.try_get::<Json<_>, _>("backfill_windows")?.0,
                 node_states: row.try_get::<Json<_>, _>("node_states")?.0,
+                nodes_aside: row.try_get::<Json<_>, _>("nodes_aside")?.0,
                 queued_jobs: row.try_get::<Json<_>, _>("queued_jobs")?.0,
                 optional_batch_job_params: row.try_get::<Json<_>, _>("optional_batch_job_params")?.0,
                 allowed_projects: row.try_get::<Json<_>, _>("allowed_projects")?.0,
@@ -142,8 +143,8 @@ pub async fn create(
 ) -> ApiResult<Site> {
     let row: Row = sqlx::query_as(concat!(
         "insert into sites (owner_id, name, path, globus_endpoint_id, backfill_windows, queued_jobs, \
-         optional_batch_job_params, allowed_projects, allowed_queues, transfer_locations, node_shape, node_states) \
-         values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12) \
+         optional_batch_job_params, allowed_projects, allowed_queues, transfer_locations, node_shape, node_states, \
+         nodes_aside) values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13) \
          returning ",
         columns!()
     ))
@@ -159,6 +160,7 @@ pub async fn create(
     .bind(Json(&details.transfer_locations))
     .bind(details.node_shape.map(Json))
     .bind(Json(&details.node_states))
+    .bind(Json(&details.nodes_aside))
     .fetch_one(tx)
     .await
     .on_constraint("sites_owner_name_key", || name_taken(name))?;
@@ -177,6 +179,7 @@ pub async fn update(tx: &mut PgConnection, owner: UserId, id: SiteId, patch: &Si
              globus_endpoint_id = case when $5 then $6 else globus_endpoint_id end, \
              backfill_windows = coalesce($7, backfill_windows), \
              node_states = coalesce($15, node_states), \
+             nodes_aside = coalesce($16, nodes_aside), \
              queued_jobs = coalesce($8, queued_jobs), \
              optional_batch_job_params = coalesce($9, optional_batch_job_params), \
              allowed_projects = coalesce($10, allowed_projects), \
@@ -202,6 +205,7 @@ pub async fn update(tx: &mut PgConnection, owner: UserId, id: SiteId, patch: &Si
     .bind(patch.node_shape.is_some())
     .bind(patch.node_shape.flatten().map(Json))
     .bind(patch.node_states.as_ref().map(Json))
+    .bind(patch.nodes_aside.as_ref().map(Json))
     .fetch_optional(tx)
     .await
     .on_constraint("sites_owner_name_key", || name_taken(patch.name.as_deref().unwrap_or_default()))?;

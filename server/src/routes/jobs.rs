@@ -42,6 +42,8 @@ fn filter(query: &QueryParams) -> ApiResult<JobFilter> {
         states: query.variants("state")?,
         tags: query.pairs("tags").into_iter().collect(),
         pending_file_cleanup: query.boolean("pending_file_cleanup")?.unwrap_or(false),
+        not_given_back_in: query.text("not_given_back_in").map(Into::into),
+        not_given_back_since: query.datetime("not_given_back_since")?,
         // A page of a list has one; it would be wrong to change or delete by it.
         after_id: None,
     })
@@ -76,6 +78,8 @@ fn ordering(query: &QueryParams) -> ApiResult<(OrderBy, bool)> {
     ("state" = Option<Vec<JobState>>, Query, description = "In one of these states"),
     ("tags" = Option<Vec<String>>, Query, description = "KEY:VALUE, all of which they have"),
     ("pending_file_cleanup" = Option<bool>, Query, description = "true: where the file cleaner has not been"),
+    ("not_given_back_in" = Option<String>, Query, description = "But those that wait and that two allocations in this queue gave back, since their nodes can't hold them"),
+    ("not_given_back_since" = Option<String>, Query, format = DateTime, description = "Since when that counts"),
     ("after_id" = Option<i64>, Query, description = "Beyond this id; like limit and offset it does not change the count"),
     ("ordering" = Option<String>, Query, pattern = "^-?(id|last_update|state|workdir)$", description = "id, last_update, state or workdir, with - before it for descending"),
     ("limit" = Option<i64>, Query, minimum = 0, maximum = 100_000, description = "Rows at most"),

@@ -128,6 +128,7 @@ fn checked_create(body: SitePatch) -> ApiResult<(String, String, SiteDetails)> {
         globus_endpoint_id: patch.globus_endpoint_id.flatten(),
         backfill_windows: patch.backfill_windows.unwrap_or_default(),
         node_states: patch.node_states.unwrap_or_default(),
+        nodes_aside: patch.nodes_aside.unwrap_or_default(),
         queued_jobs: patch.queued_jobs.unwrap_or_default(),
         optional_batch_job_params: patch.optional_batch_job_params.unwrap_or_default(),
         allowed_projects: patch.allowed_projects.unwrap_or_default(),

@@ -5,12 +5,12 @@
 mod plan;
 mod supply;
 
-use std::time::Duration;
+use std::{fs, time::Duration};
 
-use chrono::Utc;
+use chrono::{TimeDelta, Utc};
 use copal_client::api::JobQuery;
 use copal_schemas::{
-    JobState,
+    JobState, Timestamp,
     batch_job::{BatchJobCreate, BatchJobState},
     job::Job,
     settings::{ElasticQueueSettings, SchedulerSettings},
@@ -26,6 +26,8 @@ use plan::{Plan, View};
 /// The most Jobs that are looked at in one pass; where there are more, these stand for all.
 const SAMPLE: usize = 2_000;
 const PAGE: i64 = 500;
+/// A Job that allocations of the queue gave back gets another chance after this time.
+const GIVEN_BACK_FOR: TimeDelta = TimeDelta::days(1);
 /// How often the settings are looked at while there is no elastic queue.
 const OFF_PERIOD: Duration = Duration::from_secs(60);
 
@@ -74,7 +76,7 @@ impl ElasticQueue {
         let open = client.list_batch_jobs(&[context.site.id], site_refresh::OPEN_STATES).await?;
         let mut requests = Requests::open(context, Self::NAME)?;
         requests.learn(context, &open).await?;
-        let (jobs, scale) = self.sample().await?;
+        let (jobs, scale) = self.sample(&settings.submit_queue).await?;
         let windows = match settings.use_backfill {
             true => {
                 let (all, _) = context.settings.current();
@@ -112,12 +114,21 @@ impl ElasticQueue {
         Ok(format!("{word}; asked for BatchJob {id}"))
     }
 
+    /// Since when it counts that allocations gave a Job back. With other settings, the same nodes may hold it.
+    fn judged_since(&self) -> Timestamp {
+        let settings = fs::metadata(self.context.dir.settings_path()).and_then(|file| file.modified()).ok();
+        settings.map_or(Timestamp::MIN_UTC, Timestamp::from).max(Utc::now() - GIVEN_BACK_FOR)
+    }
+
     /// Jobs that run or could run, and for how many each stands.
-    async fn sample(&self) -> anyhow::Result<(Vec<Job>, f64)> {
+    async fn sample(&self, queue: &str) -> anyhow::Result<(Vec<Job>, f64)> {
         let mut query = JobQuery {
             site_ids: vec![self.context.site.id],
             states: vec![JobState::Preprocessed, JobState::RestartReady, JobState::Running],
             limit: Some(PAGE),
+            // What the queue's nodes can't hold, more of them could not either.
+            not_given_back_in: Some(queue.to_owned()),
+            not_given_back_since: Some(self.judged_since()),
             ordering: Some("id".into()),
             ..JobQuery::default()
         };

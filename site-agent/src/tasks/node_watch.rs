@@ -8,11 +8,13 @@ use copal_client::{
     api::JobQuery,
     launcher_exit::{self, ExitReason, LauncherExit},
 };
-use copal_schemas::{AppId, BatchJobId, JobId, JobState, Timestamp, job::Attempt, settings::SchedulerKind};
+use copal_schemas::{
+    AppId, BatchJobId, JobId, JobState, Timestamp, job::Attempt, settings::SchedulerKind, site::NodeAside,
+};
 
 use super::{Context, Passes, run_passes};
 use crate::{
-    nodes_aside::{self, AT_ONCE, Aside, Subject, Trial, WINDOW},
+    nodes_aside::{self, AT_ONCE, Subject, Trial, WINDOW},
     records,
 };
 
@@ -63,6 +65,7 @@ impl Passes for NodeWatch {
             }
             known.extend(new);
             records::write(&nodes_aside::path(&qsubmit), &known, false)?;
+            self.context.wakes.site.notify_one();
         }
         Ok((detail(&known, now), PERIOD))
     }
@@ -167,7 +170,7 @@ fn launched(id: BatchJobId, exit: &LauncherExit) -> Option<Trial> {
 }
 
 /// What is set aside, for people.
-fn detail(known: &[Aside], now: Timestamp) -> String {
+fn detail(known: &[NodeAside], now: Timestamp) -> String {
     let aside: Vec<String> = known
         .iter()
         .filter(|aside| aside.until > now)
@@ -228,7 +231,7 @@ mod tests {
 
     #[test]
     fn pitfall_063_what_is_set_aside_is_shown_with_the_reason() {
-        let aside = |node: &str, minutes| Aside {
+        let aside = |node: &str, minutes| NodeAside {
             node: node.into(),
             until: now() + TimeDelta::minutes(minutes),
             reason: "3 Jobs in a row failed".into(),

@@ -9,11 +9,11 @@ use copal_schemas::{
     batch_job::{BatchJob, BatchJobState},
     resources::NodeShape,
     settings::Settings,
-    site::{QueuedJob, SitePatch},
+    site::{NodeAside, QueuedJob, SitePatch},
 };
 
 use super::{Context, Passes, run_passes};
-use crate::scheduler::inventory;
+use crate::{nodes_aside, scheduler::inventory};
 
 /// How often the service is told.
 const PERIOD: Duration = Duration::from_secs(60);
@@ -53,6 +53,7 @@ impl Passes for SiteRefresh {
             // Nothing is known where the scheduler does not answer: no hole is promised.
             backfill_windows: Some(machine.windows().await.unwrap_or_default()),
             node_states: Some(machine.node_states().await.unwrap_or_default()),
+            nodes_aside: Some(self.nodes_aside()),
             queued_jobs: Some(queued_jobs(&open, Utc::now())),
             ..patch(&settings, node_shape)
         };
@@ -65,6 +66,15 @@ impl Passes for SiteRefresh {
 
     async fn rung(&self) {
         self.context.wakes.site.notified().await;
+    }
+}
+
+impl SiteRefresh {
+    /// Nodes that are set aside now. What can't be read sets none aside.
+    fn nodes_aside(&self) -> Vec<NodeAside> {
+        let now = Utc::now();
+        let known = nodes_aside::read(&self.context.dir.qsubmit(), now).unwrap_or_default();
+        known.into_iter().filter(|aside| aside.until > now).collect()
     }
 }
 

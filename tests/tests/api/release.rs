@@ -57,6 +57,46 @@ async fn a_job_that_was_given_back_goes_to_others_only_and_says_why() {
     assert_eq!(told.iter().map(|(code, _)| code.as_str()).collect::<Vec<_>>(), ["no_allocation", "shape"], "{told:?}");
 }
 
+/// What an elastic queue asks: which Jobs would more of these nodes start?
+#[tokio::test]
+async fn jobs_that_no_node_of_a_queue_can_hold_can_be_left_out() {
+    let world = World::new().await;
+    let jobs = world.plain_jobs(4).await;
+    let list = format!("/jobs/?site_id={}&not_given_back_in=debug", world.site);
+    let left = async || world.user.ids(&list).await;
+    for number in 1..=2 {
+        let batch_job = world.user.batch_job(world.site, &json!({"queue": "debug"})).await;
+        world
+            .user
+            .put(&format!("/batch-jobs/{batch_job}"), &json!({"state": "running", "scheduler_id": number}))
+            .await
+            .ok();
+        let body = json!({"site_id": world.site, "batch_job_id": batch_job});
+        let session = id(&world.user.post("/sessions/", &body).await.created());
+        assert_eq!(world.user.acquire(session, &json!({})).await.len(), 4);
+        let release = |job: i64, for_now: bool| json!({"job_id": job, "message": "no GPU", "for_now": for_now});
+        let mut given_back = vec![release(jobs[0], false), release(jobs[1], true)];
+        // One allocation is not enough: the nodes of a queue may differ.
+        given_back.extend((number == 1).then(|| release(jobs[2], false)));
+        let body = json!({"batch_key": uuid::Uuid::new_v4(), "updates": [], "release": given_back});
+        world.user.post(&format!("/sessions/{session}/updates"), &body).await.ok();
+        if number == 1 {
+            assert_eq!(left().await, jobs);
+        }
+        world.user.delete(&format!("/sessions/{session}")).await.deleted();
+    }
+    assert_eq!(left().await, jobs[1..]);
+    assert_eq!(world.user.get(&format!("{list}&limit=0")).await.ok()["count"], 3);
+    let other = format!("/jobs/?site_id={}&not_given_back_in=prod", world.site);
+    assert_eq!(world.user.ids(&other).await, jobs);
+    let later = chrono::Utc::now() + chrono::TimeDelta::hours(1);
+    let since = format!("{list}&not_given_back_since={}", later.format("%Y-%m-%dT%H:%M:%S"));
+    assert_eq!(world.user.ids(&since).await, jobs);
+    // With another shape it is a matter of its own, and one that runs has shown that it can be held.
+    world.user.put(&format!("/jobs/{}", jobs[0]), &json!({"ranks_per_node": 2})).await.ok();
+    assert_eq!(left().await, jobs);
+}
+
 #[tokio::test]
 async fn a_job_that_asks_for_less_may_be_given_again() {
     let world = World::new().await;

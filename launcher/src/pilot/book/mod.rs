@@ -241,15 +241,17 @@ impl Book {
     /// A Job that no node can hold is given back, unless nodes are still awaited that perhaps can.
     fn turn_away(&mut self, job: Job, reason: String) {
         if self.awaited.is_empty() {
-            self.give_back(&job, reason);
+            let for_now = !self.packer.is_whole();
+            self.give_back(&job, reason, for_now);
         } else {
             self.doubtful.push(job);
         }
     }
 
-    fn give_back(&mut self, job: &Job, message: String) {
+    /// `for_now`: another launcher with the same nodes may well run it.
+    fn give_back(&mut self, job: &Job, message: String, for_now: bool) {
         info!(job.id = %job.id, "gives a Job back: {message}");
-        self.given_back.push(Release { job_id: job.id, message: Some(message) });
+        self.given_back.push(Release { job_id: job.id, message: Some(message), for_now });
     }
 
     /// The Jobs to give back, which are not held here any more.
@@ -315,7 +317,8 @@ impl Book {
         for job in jobs {
             match job.checkpoint.as_ref().map(|checkpoint| checkpoint.grace_sec) {
                 Some(grace) if grace >= left => {
-                    self.give_back(&job, format!("it takes {grace} s to save its state, and {left:.0} s are left"));
+                    let reason = format!("it takes {grace} s to save its state, and {left:.0} s are left");
+                    self.give_back(&job, reason, true);
                 }
                 _ => self.enqueue(Box::new(job), for_turn),
             }

@@ -54,7 +54,7 @@ impl Book {
             if let Some(held) = self.waiting.take_job(job) {
                 let reason = self.packer.why(held.ask.job).unwrap_or_else(|| "too little time is left".into());
                 self.packer.withdraw(held.ask.job);
-                self.give_back(&held.job, reason);
+                self.give_back(&held.job, reason, true);
             }
         }
         let has_waited = |since: Instant| now.saturating_duration_since(since) >= OFFER_AFTER;
@@ -68,7 +68,7 @@ impl Book {
         for token in tokens {
             if let Some(held) = self.waiting.take(*token) {
                 self.packer.withdraw(*token);
-                self.given_back.push(Release { job_id: held.job.id, message: None });
+                self.given_back.push(Release { job_id: held.job.id, message: None, for_now: false });
             }
         }
         if !tokens.is_empty() {

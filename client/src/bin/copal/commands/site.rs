@@ -43,7 +43,7 @@ pub(super) async fn ls(context: Context, selector: Option<&str>) -> Result<()> {
 
 fn table(sites: &[Site], here: Option<SiteId>, clock: Clock, wide: bool) -> Table {
     let headings = ["ID", "NAME", "AGENT", "QUEUED", "RUNNING", "QUEUES", "PATH"];
-    let more = ["NODE", "NODES", "BACKFILL", "PROJECTS", "LOCATIONS", "CREATED"];
+    let more = ["NODE", "NODES", "ASIDE", "BACKFILL", "PROJECTS", "LOCATIONS", "CREATED"];
     let mut table = Table::with_headings(headings.iter().chain(if wide { &more[..] } else { &[] }));
     for site in sites {
         let agent = if is_active(site, clock.now) { "active" } else { "silent" };
@@ -66,6 +66,7 @@ fn table(sites: &[Site], here: Option<SiteId>, clock: Clock, wide: bool) -> Tabl
                     format!("{}, {}, {} MiB", count(node.cpus, "core"), count(node.gpus, "GPU"), node.mem_mb)
                 })),
                 cell(node_states(site)),
+                cell(aside(site, clock)),
                 cell(windows(site)),
                 cell(site.details.allowed_projects.join(" ")),
                 cell(joined(site.details.transfer_locations.keys())),
@@ -91,6 +92,13 @@ fn node_states(site: &Site) -> String {
         if queue == ALL_NODES { words } else { format!("{queue}: {words}") }
     };
     site.details.node_states.iter().map(queue).collect::<Vec<_>>().join("; ")
+}
+
+/// Nodes that allocations leave out for a while: `n7 until 2026-11-30 13:05: 3 Jobs in a row failed`.
+fn aside(site: &Site, clock: Clock) -> String {
+    let now = site.details.nodes_aside.iter().filter(|aside| aside.until > clock.now);
+    let all = now.map(|aside| format!("{} until {}: {}", aside.node, clock.local(aside.until), aside.reason));
+    all.collect::<Vec<_>>().join("; ")
 }
 
 /// Holes in the queues: `debug: 4 nodes for 60 min`.
@@ -321,7 +329,7 @@ async fn jobs_of(client: &Client, site_id: SiteId) -> Result<i64> {
 
 #[cfg(test)]
 mod tests {
-    use copal_schemas::time;
+    use copal_schemas::{site::NodeAside, time};
 
     use super::*;
     use crate::table::at_both_widths;
@@ -359,6 +367,11 @@ mod tests {
             [("debug".into(), vec![BackfillWindow { num_nodes: 2, wall_time_min: 60 }])].into();
         assert_eq!(node_states(&busy), "debug: 2 idle, 1 allocated, 1 down; empty: none");
         assert_eq!(windows(&busy), "debug: 2 nodes for 60 min");
+        let clock = Clock::fixed("2026-11-30T12:00:00");
+        let n7 =
+            |until| NodeAside { node: "n7".into(), until: time::parse(until).unwrap(), reason: "bus error".into() };
+        busy.details.nodes_aside = vec![n7("2026-11-30T12:30:00"), n7("2026-11-30T11:59:59")];
+        assert_eq!(aside(&busy, clock), "n7 until 2026-11-30 12:30:00: bus error");
         busy.details.node_states = [(ALL_NODES.into(), states(0, 12, 0))].into();
         assert_eq!(node_states(&busy), "12 allocated");
     }
