@@ -224,6 +224,9 @@ pub struct TransferSettings {
     /// Tokens, keys and passwords of locations: a file relative to the Site's folder, mode 0600, of the form
     /// `ALIAS: {NAME: VALUE}`.
     pub credentials_file: Option<String>,
+    /// Certificates of authorities that are trusted beside the machine's own, for `https:` and `s3:` locations: a PEM
+    /// file relative to the Site's folder.
+    pub ca_file: Option<String>,
     /// Arguments for ssh, such as `["-i", "/home/ann/.ssh/staging"]`.
     pub ssh_options: Vec<String>,
     /// The Globus collection in which the Site's folder is.
@@ -289,6 +292,7 @@ impl Default for TransferSettings {
             stall_timeout_sec: 60.0,
             checksum: true,
             credentials_file: None,
+            ca_file: None,
             ssh_options: Vec::new(),
             globus_endpoint_id: None,
             globus: GlobusSettings::default(),

@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     api::{Api, Backoff, LoginError},
+    guard::Guard,
     lock::{self, SiteLock},
     logging,
     settings::SettingsFile,
@@ -118,6 +119,7 @@ async fn work(
                 settings: Arc::new(settings),
                 api: Arc::new(api),
                 programs: Arc::new(programs()?),
+                guard: Arc::new(Guard::start().context("can't start the guard of hooks and transfers")?),
                 board,
                 wakes,
                 spool: Arc::default(),

@@ -15,7 +15,7 @@ use copal_schemas::{
 use crate::{
     agent::programs,
     script::{JobTemplate, context::ScriptContext},
-    staging::{Location, Secrets},
+    staging::{Location, Secrets, authorities::Authorities},
 };
 
 /// Checks a Site; writes what is right and what is wrong to `out`.
@@ -47,6 +47,12 @@ pub fn run(site: &SiteDir, out: &mut impl Write) -> anyhow::Result<()> {
     for (alias, url) in &settings.transfers.transfer_locations {
         match Location::parse(alias, url).and_then(|_| secrets.of(alias)) {
             Ok(_) => writeln!(out, "location {alias} is right")?,
+            Err(error) => mistakes.push(error.message),
+        }
+    }
+    if settings.transfers.ca_file.is_some() {
+        match Authorities::of(site, &settings.transfers).and_then(|authorities| authorities.for_web()) {
+            Ok(_) => writeln!(out, "transfers.ca_file is right")?,
             Err(error) => mistakes.push(error.message),
         }
     }

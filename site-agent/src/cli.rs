@@ -10,7 +10,7 @@ use std::{
 use clap::{Parser, Subcommand};
 use copal_client::SiteDir;
 
-use crate::{agent, check, discover, scheduler::local_run};
+use crate::{agent, check, discover, guard, scheduler::local_run};
 
 /// Works for one Site: submits its BatchJobs, runs its hooks, until SIGTERM or Ctrl-C.
 #[derive(Debug, Parser)]
@@ -37,6 +37,9 @@ enum Command {
         #[arg(long, value_name = "PLATFORM")]
         platform: String,
     },
+    /// Ends what the agent has left running when it is killed; the agent starts it.
+    #[command(hide = true, name = guard::COMMAND)]
+    Guard,
     /// Supervises one script of the local scheduler; the agent starts it.
     #[command(hide = true)]
     LocalRun {
@@ -65,6 +68,7 @@ pub fn main() -> ExitCode {
                 Err(error) => fail(&mut io::stdout(), &error),
             };
         }
+        Some(Command::Guard) => guard::run(),
         Some(Command::Check) => site(args.site).and_then(|site| check::run(&site, &mut io::stdout())),
         Some(Command::Discover { platform }) => ask_scheduler(&platform),
         None => site(args.site).and_then(|site| agent::run(&site)),

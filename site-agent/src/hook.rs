@@ -11,6 +11,7 @@ use std::{
     os::unix::process::ExitStatusExt,
     path::{Path, PathBuf},
     process::{ExitStatus, Stdio},
+    sync::Arc,
     time::Duration,
 };
 
@@ -22,7 +23,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use tokio::{io::AsyncWriteExt, process::Command};
 
-use crate::process::Group;
+use crate::guard::Guard;
 
 /// Between TERM and KILL for a hook that takes too long.
 const STOP_GRACE: Duration = Duration::from_secs(2);
@@ -73,6 +74,8 @@ pub struct HookRun<'a> {
     pub site: &'a SiteDir,
     /// The folder of Copal's programs, put on the hook's PATH.
     pub programs: &'a Path,
+    /// Ends it, should the agent be killed.
+    pub guard: &'a Arc<Guard>,
     /// `preprocess` and so on.
     pub name: &'static str,
     /// The program, as the App file has it.
@@ -166,7 +169,7 @@ impl HookRun<'_> {
             .map_err(|error| {
                 format!("the {} hook {} can't be run: {}", self.name, program.display(), explain(&error))
             })?;
-        let group = Group(child.id());
+        let group = self.guard.hold(child.id());
         let job = serde_json::to_vec(self.job).map_err(|error| error.to_string())?;
         let stdin = child.stdin.take();
         // A hook need not read it, and may leave somebody behind who keeps the pipe open without reading: its end is

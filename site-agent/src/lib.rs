@@ -9,6 +9,7 @@ pub mod api;
 pub mod check;
 pub mod cli;
 pub mod discover;
+pub mod guard;
 pub mod hook;
 pub mod ledger;
 pub mod lock;

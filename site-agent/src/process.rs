@@ -99,24 +99,6 @@ pub fn send_group(group: u32, signal: Signal) {
     }
 }
 
-/// A process group that is killed when this is dropped: what a program leaves running does not outlive it.
-pub struct Group(pub Option<u32>);
-
-impl Group {
-    /// Sends a signal to all of it.
-    pub fn send(&self, signal: Signal) {
-        if let Some(group) = self.0 {
-            send_group(group, signal);
-        }
-    }
-}
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        self.send(Signal::SIGKILL);
-    }
-}
-
 /// All processes now, with their parents. Those that have ended and only wait for their parent are left out.
 fn parents() -> Vec<(u32, u32)> {
     pids()

@@ -18,6 +18,7 @@ pub mod python;
 pub mod service;
 pub mod ssh;
 pub mod stream;
+pub mod tls;
 pub mod wait;
 pub mod web;
 pub mod world;

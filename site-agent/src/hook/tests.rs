@@ -43,6 +43,7 @@ impl World {
         let run = HookRun {
             site: &self.site,
             programs: &programs,
+            guard: &Arc::default(),
             name: "postprocess",
             program,
             job: &self.job,

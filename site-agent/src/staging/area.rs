@@ -22,12 +22,15 @@ use nix::{
 
 use super::{
     Cause, StagingError,
-    beneath::{self, Root, Spot},
+    beneath::{self, Root, Siblings, Spot},
     tree::{self, Hand, MAX_DEPTH, missing},
 };
 
 /// More files than this are written to the disk by one call for the whole file system.
 const SINGLE_SYNCS: usize = 16;
+
+/// Files that get their names before these are written to the disk and told of.
+const NAMED_AT_ONCE: usize = 1_500;
 
 /// The staging area of a Site.
 #[derive(Clone, Debug)]
@@ -118,35 +121,36 @@ impl Area {
         tree::take(&workdir, Path::new(&place.local_path), place.recursive, to, Hand::Link)
     }
 
-    /// Moves what arrived into workdirs: all of it is on the disk before any of it gets its name. Gives each
-    /// outcome, in order; what an item has brought that must not be there fails that item alone.
-    #[must_use]
-    pub fn bring_in(&self, items: &[(PathBuf, Place)]) -> Vec<Result<(), StagingError>> {
-        let checked: Vec<Result<usize, StagingError>> = items.iter().map(|(from, place)| check(from, place)).collect();
+    /// Moves what arrived into workdirs: all of it is on the disk before any of it gets its name. Tells each
+    /// outcome, in order, as soon as the name is on the disk, too; what an item has brought that must not be there fails that
+    /// item alone.
+    pub fn bring_in(&self, items: &[(PathBuf, Place)], mut tell: impl FnMut(Result<(), StagingError>)) {
+        let mut checked: Vec<Result<usize, StagingError>> =
+            items.iter().map(|(from, place)| check(from, place)).collect();
         let files: usize = checked.iter().flatten().sum();
-        if let Err(error) = self.write_through(items.iter().map(|(from, _)| from.as_path()), files) {
-            return items.iter().map(|_| Err(error.clone())).collect();
-        }
-        let data = match Root::open(&self.data) {
+        let prepared = self
+            .write_through(items.iter().map(|(from, _)| from.as_path()), files)
+            .and_then(|()| Root::open(&self.data).map_err(|error| StagingError::writing(self.data.display(), &error)));
+        let data = match prepared {
             Ok(data) => data,
-            Err(error) => {
-                let error = StagingError::writing(self.data.display(), &error);
-                return items.iter().map(|_| Err(error.clone())).collect();
-            }
+            Err(error) => return items.iter().for_each(|_| tell(Err(error.clone()))),
         };
-        let moved: Vec<Result<(), StagingError>> = checked
-            .into_iter()
-            .zip(items)
-            .map(|(checked, (from, place))| checked.and_then(|_| self.move_in(&data, from, place)))
-            .collect();
-        let folders = items.iter().map(|(_, place)| self.data.join(&place.workdir));
-        if files > SINGLE_SYNCS {
-            // The new names, too.
-            let _ = File::open(&self.data).map(syncfs);
-        } else {
-            folders.for_each(|folder| drop(File::open(folder).map(fsync)));
+        let mut workdirs = Siblings::below(&data);
+        let mut checked = checked.drain(..);
+        for part in items.chunks(NAMED_AT_ONCE) {
+            let moved: Vec<Result<(), StagingError>> = part
+                .iter()
+                .zip(&mut checked)
+                .map(|((from, place), checked)| checked.and_then(|_| self.move_in(&mut workdirs, from, place)))
+                .collect();
+            if files > SINGLE_SYNCS {
+                let _ = File::open(&self.data).map(syncfs);
+            } else {
+                let folders = part.iter().map(|(_, place)| self.data.join(&place.workdir));
+                folders.for_each(|folder| drop(File::open(folder).map(fsync)));
+            }
+            moved.into_iter().for_each(&mut tell);
         }
-        moved
     }
 
     fn write_through<'a>(&self, paths: impl Iterator<Item = &'a Path>, files: usize) -> Result<(), StagingError> {
@@ -161,10 +165,20 @@ impl Area {
         Ok(())
     }
 
-    fn move_in(&self, data: &Root, from: &Path, place: &Place) -> Result<(), StagingError> {
+    fn move_in(&self, workdirs: &mut Siblings<'_>, from: &Path, place: &Place) -> Result<(), StagingError> {
+        let workdir = workdirs.make(Path::new(&place.workdir))?;
+        let named = Path::new(&place.local_path);
+        // Most are files that go right into the workdir, where nothing has their name.
+        if !place.recursive
+            && let Some(name) = named.file_name()
+            && name == place.local_path.as_str()
+            && fstatat(&workdir, name, AtFlags::AT_SYMLINK_NOFOLLOW) == Err(Errno::ENOENT)
+        {
+            return tree::put(from, workdir.as_fd(), name, &Hand::Move);
+        }
         let shown = self.data.join(&place.workdir).join(&place.local_path);
-        let workdir = data.folder(Path::new(&place.workdir))?;
         let failed = |errno: Errno| StagingError::writing(shown.display(), &errno.into());
+        let workdir = Root::held(workdir).map_err(|error| StagingError::writing(shown.display(), &error))?;
         if place.recursive {
             let path = Path::new(&place.local_path);
             if let Some(name) = path.file_name()
@@ -181,7 +195,6 @@ impl Area {
             let target = workdir.make_folder(path)?;
             return tree::merge(from, target.as_fd(), &shown, &Hand::Move);
         }
-        let named = Path::new(&place.local_path);
         let into_folder = place.local_path.ends_with('/') || named.file_name().is_none();
         let path = if into_folder { named.join(&place.remote_name) } else { named.to_path_buf() };
         let Some(name) = path.file_name().map(OsStr::to_os_string) else {
@@ -206,6 +219,9 @@ impl Area {
 fn check(from: &Path, place: &Place) -> Result<usize, StagingError> {
     let meta = fs::symlink_metadata(from)
         .map_err(|_| StagingError::new(Cause::Local, format!("{} arrived and is not there", from.display())))?;
+    if meta.is_file() && !place.recursive {
+        return Ok(1);
+    }
     if meta.is_dir() != place.recursive {
         let (is, wanted) = if meta.is_dir() { ("a folder", "a file") } else { ("a file", "a folder") };
         let message = format!("{} is {is} at the location and {wanted} by its slot", place.remote_name);

@@ -80,8 +80,15 @@ impl Root {
     /// When the path leads out or to something else, or the operating system's.
     pub fn folder(&self, path: &Path) -> Result<Self, StagingError> {
         let fd = self.make_folder(path)?;
-        let path =
-            fs::read_link(proc_path(fd.as_fd())).map_err(|error| StagingError::writing(path.display(), &error))?;
+        Self::held(fd).map_err(|error| StagingError::writing(path.display(), &error))
+    }
+
+    /// A folder that is open already.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn held(fd: OwnedFd) -> io::Result<Self> {
+        let path = fs::read_link(proc_path(fd.as_fd()))?;
         Ok(Self { fd, path })
     }
 
@@ -180,6 +187,36 @@ impl Root {
             }
         }
         Ok(Spot::Folder(folders.pop().unwrap_or_else(|| unreachable!("the root is never popped"))))
+    }
+}
+
+/// Makes folders many of which are side by side: the one above the last is held open, so that each costs two calls.
+pub struct Siblings<'a> {
+    root: &'a Root,
+    above: Option<(PathBuf, OwnedFd)>,
+}
+
+impl<'a> Siblings<'a> {
+    /// Folders below this one.
+    #[must_use]
+    pub fn below(root: &'a Root) -> Self {
+        Self { root, above: None }
+    }
+
+    /// Opens a folder as [`Root::make_folder`] does.
+    ///
+    /// # Errors
+    /// When the path leads out or to something else, or the operating system's.
+    pub fn make(&mut self, path: &Path) -> Result<OwnedFd, StagingError> {
+        let (Some(above), Some(name)) = (path.parent(), path.file_name()) else { return self.root.make_folder(path) };
+        let folder = match self.above.take() {
+            Some((known, folder)) if known == above => folder,
+            _ => self.root.make_folder(above)?,
+        };
+        let made = make(folder.as_fd(), name).and_then(|()| open_folder(folder.as_fd(), name));
+        self.above = Some((above.to_path_buf(), folder));
+        // Where a link is in its place, that is followed if it stays inside.
+        made.or_else(|_| self.root.make_folder(path))
     }
 }
 

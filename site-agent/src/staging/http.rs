@@ -24,7 +24,10 @@ use tokio::{
 };
 use url::Url;
 
-use super::{Adapter, Batch, Cause, Item, Run, StagingError};
+use super::{
+    Adapter, Batch, Cause, Item, Run, StagingError,
+    authorities::{self, Authorities},
+};
 
 /// Files that are carried at the same time.
 const STREAMS: usize = 8;
@@ -90,6 +93,7 @@ impl Peer {
         let client = Client::builder()
             .connect_timeout(stall)
             .read_timeout(stall)
+            .tls_certs_merge(Authorities::of(&run.site, &run.settings)?.for_web()?)
             .user_agent(concat!("copal/", env!("CARGO_PKG_VERSION")))
             .build()
             .map_err(|error| StagingError::new(Cause::Local, format!("no web client: {error}")))?;
@@ -134,7 +138,7 @@ impl Peer {
                 .header(header::RANGE, format!("bytes={have}-"))
                 .header(header::IF_RANGE, validator.tag.as_str());
         }
-        let response = request.send().await.map_err(|error| network(&url, &error))?;
+        let response = request.send().await.map_err(|error| authorities::explain(&url, &error))?;
         let status = response.status();
         let headers = response.headers().clone();
         let start = match status {
@@ -181,12 +185,12 @@ impl Peer {
             .authorised(self.client.put(url.clone()))
             .header(header::CONTENT_LENGTH, size)
             .header(header::CONTENT_TYPE, "application/octet-stream");
-        let response = request.body(body).send().await.map_err(|error| network(&url, &error))?;
+        let response = request.body(body).send().await.map_err(|error| authorities::explain(&url, &error))?;
         if !response.status().is_success() {
             return Err(self.refused(&url, response.status(), Direction::Out));
         }
         let request = self.authorised(self.client.head(url.clone())).header(header::ACCEPT_ENCODING, "identity");
-        let look = request.send().await.map_err(|error| network(&url, &error))?;
+        let look = request.send().await.map_err(|error| authorities::explain(&url, &error))?;
         if !look.status().is_success() {
             // Some servers take files that they don't give.
             return Ok(size);
@@ -264,7 +268,7 @@ impl Part {
         let outcome = loop {
             match body.next().await {
                 Some(Ok(bytes)) => file.write_all(&bytes).await.map_err(writing)?,
-                Some(Err(error)) => break Err(network(url, &error)),
+                Some(Err(error)) => break Err(authorities::explain(url, &error)),
                 None => break Ok(()),
             }
         };
@@ -350,14 +354,6 @@ fn range_start(headers: &HeaderMap) -> Option<u64> {
 fn range_total(headers: &HeaderMap) -> Option<u64> {
     let range = headers.get(header::CONTENT_RANGE)?.to_str().ok()?;
     range.rsplit_once('/')?.1.trim().parse().ok()
-}
-
-fn network(url: &Url, error: &reqwest::Error) -> StagingError {
-    let mut cause: &dyn std::error::Error = error;
-    while let Some(inner) = cause.source() {
-        cause = inner;
-    }
-    StagingError::new(Cause::Network, format!("{url}: {cause}"))
 }
 
 #[cfg(test)]

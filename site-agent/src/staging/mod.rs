@@ -7,6 +7,7 @@
 //! **A new adapter** is a file here with an [`Adapter`], a [`Scheme`] and a line in [`carry`].
 
 pub mod area;
+pub mod authorities;
 pub mod beneath;
 pub mod error;
 pub mod file;
@@ -22,7 +23,7 @@ pub mod ssh;
 pub mod tree;
 pub mod trip;
 
-use std::{future::Future, path::PathBuf};
+use std::{future::Future, path::PathBuf, sync::Arc};
 
 use copal_client::SiteDir;
 use copal_schemas::{JsonObject, TransferId, settings::TransferSettings, transfer::Direction};
@@ -32,6 +33,8 @@ use tokio_util::sync::CancellationToken;
 pub use error::{Cause, StagingError};
 pub use location::{Location, Scheme};
 pub use secrets::Secrets;
+
+use crate::guard::Guard;
 
 /// What is carried together.
 #[derive(Clone, Debug)]
@@ -74,6 +77,8 @@ pub enum Report {
         id: TransferId,
         /// Its size, with all that is in a folder.
         bytes: u64,
+        /// Where it is, if that is not its path in the staging area: a path of the batch's scratch folder.
+        at: Option<PathBuf>,
     },
     /// It failed.
     Failed {
@@ -100,6 +105,8 @@ pub struct Run {
     pub settings: TransferSettings,
     /// The secrets of its locations.
     pub secrets: Secrets,
+    /// Ends the programs that carry, should the agent be killed.
+    pub guard: Arc<Guard>,
     /// When to stop: processes are ended, parts are kept for the next try.
     pub stop: CancellationToken,
     /// Whether the agent itself ends, so that work which goes on elsewhere without it may go on. A stop without that
@@ -112,7 +119,12 @@ pub struct Run {
 impl Run {
     /// An item is where it belongs, whole and checked.
     pub fn arrived(&self, id: TransferId, bytes: u64) {
-        self.report(Report::Arrived { id, bytes });
+        self.report(Report::Arrived { id, bytes, at: None });
+    }
+
+    /// An item is in the scratch folder, whole and checked; the adapter has no more to do with it.
+    pub fn arrived_at(&self, id: TransferId, bytes: u64, at: PathBuf) {
+        self.report(Report::Arrived { id, bytes, at: Some(at) });
     }
 
     /// An item failed; others go on.

@@ -15,7 +15,7 @@ use tokio::{
 };
 
 use super::{Cause, Run, StagingError};
-use crate::process::Group;
+use crate::guard::Group;
 
 /// In the environment of every program, with the Site's folder: the next agent finds what a killed one left.
 pub const MARK: &str = "COPAL_STAGING";
@@ -58,7 +58,7 @@ pub async fn run(argv: &[String], input: Vec<u8>, run: &Run) -> Result<Ended, St
         .map_err(|error| {
             StagingError::new(Cause::Local, format!("can't run {program}: {error}; is it installed on this machine?"))
         })?;
-    let group = Group(child.id());
+    let group = run.guard.hold(child.id());
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     let feed = async move {
         if let Some(mut stdin) = stdin {

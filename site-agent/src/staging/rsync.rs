@@ -3,7 +3,7 @@
 //! checks each file by a checksum of its own. Where it is missing at the other end, sftp carries (`sftp.rs`).
 //!
 //! rsync has no way to give many files new names, so that it carries a tree in which each file has its remote path; what
-//! comes in is moved from there to its item, what goes out is linked there.
+//! comes in is handed on from there, what goes out is linked there.
 
 use std::{
     collections::BTreeMap,
@@ -123,16 +123,20 @@ async fn pull(batch: &Batch, run: &Run, tree: &Path, items: &[&Item]) -> Result<
     let work = tokio::task::spawn_blocking(move || {
         for (path, items) in all {
             let Some((last, others)) = items.split_last() else { continue };
-            match verdict.about(last, path.exists()) {
-                Some(error) => items.iter().for_each(|item| reports.failed(item.id, error.clone())),
-                None => {
-                    let bytes = area::size(&path);
-                    // A path that several Jobs want is copied for each.
-                    for item in others {
-                        report(&reports, item, &bytes, duplicate(&path, &item.local));
-                    }
-                    report(&reports, last, &bytes, rename(&path, &last.local));
-                }
+            let bytes = area::size(&path);
+            let is_there = !matches!(&bytes, Err(error) if error.kind() == io::ErrorKind::NotFound);
+            if let Some(error) = verdict.about(last, is_there) {
+                items.iter().for_each(|item| reports.failed(item.id, error.clone()));
+                continue;
+            }
+            // A path that several Jobs want is copied for each.
+            for item in others {
+                report(&reports, item, &bytes, duplicate(&path, &item.local));
+            }
+            match bytes {
+                // A folder leaves the tree now, since another round may carry something in it.
+                Ok(bytes) if !last.recursive => reports.arrived_at(last.id, bytes, path),
+                bytes => report(&reports, last, &bytes, rename(&path, &last.local)),
             }
         }
     });

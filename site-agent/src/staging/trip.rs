@@ -4,6 +4,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::PathBuf,
+    sync::Arc,
     time::Duration,
 };
 
@@ -21,6 +22,7 @@ use super::{
     area::{Area, Place},
     carry,
 };
+use crate::guard::Guard;
 
 /// Reports that are taken at once: files that get their names together.
 const AT_ONCE: usize = 5_000;
@@ -53,6 +55,8 @@ pub struct Trip {
     pub site: SiteDir,
     /// How it stages, as the settings are now.
     pub settings: TransferSettings,
+    /// Ends the programs that carry, should the agent be killed.
+    pub guard: Arc<Guard>,
     /// When to stop.
     pub stop: CancellationToken,
     /// When the agent itself ends.
@@ -97,6 +101,7 @@ impl Trip {
                 secrets: Secrets::new(&self.site, &self.settings),
                 site: self.site.clone(),
                 settings: self.settings.clone(),
+                guard: Arc::clone(&self.guard),
                 stop: self.stop.clone(),
                 agent_stop: self.agent_stop.clone(),
                 reports,
@@ -115,14 +120,12 @@ impl Trip {
                     let mut arrived = Vec::new();
                     for report in some.drain(..) {
                         match report {
-                            Report::Arrived { id, bytes } => arrived.push((id, bytes)),
+                            Report::Arrived { id, bytes, at } => arrived.push((id, bytes, at)),
                             Report::Failed { id, error } => end(id, Err(error)),
                             Report::Note { id, info } => drop(said.send((id, Said::Note(info)))),
                         }
                     }
-                    for (id, outcome) in self.settle(&area, &places, arrived).await {
-                        end(id, outcome);
-                    }
+                    self.settle(&area, &places, arrived, &mut end).await;
                 }
             };
             (outcome, ()) = tokio::join!(carrying, receiving);
@@ -209,23 +212,31 @@ impl Trip {
         &self,
         area: &Area,
         places: &BTreeMap<TransferId, Place>,
-        arrived: Vec<(TransferId, u64)>,
-    ) -> Vec<(TransferId, Result<u64, StagingError>)> {
-        if arrived.is_empty() || self.direction == Direction::Out {
-            return arrived.into_iter().map(|(id, bytes)| (id, Ok(bytes))).collect();
+        arrived: Vec<(TransferId, u64, Option<PathBuf>)>,
+        end: &mut impl FnMut(TransferId, Result<u64, StagingError>),
+    ) {
+        if self.direction == Direction::Out {
+            arrived.into_iter().for_each(|(id, bytes, _)| end(id, Ok(bytes)));
+            return;
         }
-        let items: Vec<(PathBuf, Place)> =
-            arrived.iter().filter_map(|(id, _)| Some((area.item(&self.key, *id), places.get(id)?.clone()))).collect();
+        let sizes: Vec<(TransferId, u64)> = arrived.iter().map(|(id, bytes, _)| (*id, *bytes)).collect();
+        let items: Vec<(PathBuf, Place)> = arrived
+            .into_iter()
+            .filter_map(|(id, _, at)| Some((at.unwrap_or_else(|| area.item(&self.key, id)), places.get(&id)?.clone())))
+            .collect();
+        let (tell, mut told) = mpsc::unbounded_channel();
         let area = area.clone();
-        match tokio::task::spawn_blocking(move || area.bring_in(&items)).await {
-            Ok(outcomes) => {
-                let each = arrived.into_iter().zip(outcomes);
-                each.map(|((id, bytes), outcome)| (id, outcome.map(|()| bytes))).collect()
-            }
-            Err(error) => {
-                let error = StagingError::new(Cause::Local, error.to_string());
-                arrived.into_iter().map(|(id, _)| (id, Err(error.clone()))).collect()
-            }
+        // Whoever listens ends after this.
+        let work = tokio::task::spawn_blocking(move || area.bring_in(&items, |outcome| drop(tell.send(outcome))));
+        // In the order of the items. The first ones are told of while the next ones get their names.
+        let mut open = sizes.into_iter();
+        while let Some(outcome) = told.recv().await {
+            let Some((id, bytes)) = open.next() else { break };
+            end(id, outcome.map(|()| bytes));
+        }
+        if let Err(error) = work.await {
+            let error = StagingError::new(Cause::Local, error.to_string());
+            open.for_each(|(id, _)| end(id, Err(error.clone())));
         }
     }
 }

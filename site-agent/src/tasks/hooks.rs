@@ -337,6 +337,7 @@ async fn run_hook(context: &Context, job: &Job, app_name: &str) -> Result<HookRe
     let run = HookRun {
         site: &context.dir,
         programs: &context.programs,
+        guard: &context.guard,
         name,
         program,
         job,

@@ -22,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     api::{Api, Backoff},
+    guard::Guard,
     settings::SettingsFile,
     status::StatusBoard,
 };
@@ -44,6 +45,8 @@ pub struct Context {
     pub api: Arc<Api>,
     /// The folder of Copal's programs.
     pub programs: Arc<PathBuf>,
+    /// Ends what services run, should the agent be killed.
+    pub guard: Arc<Guard>,
     /// Where services show how they fare.
     pub board: StatusBoard,
     /// What wakes them.

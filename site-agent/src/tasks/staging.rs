@@ -1,8 +1,8 @@
-//! Staging: asks the service which transfers Jobs wait for, carries them in batches of one location and
-//! one direction, tries again what may mend, and tells the service, which lets the Jobs go on. A Job whose transfer can't be
+//! Staging: takes from the service the transfers that Jobs wait for, in batches of one location and one direction,
+//! carries them, tries again what may mend, and tells the service, which lets the Jobs go on. A Job whose transfer can't be
 //! made fails with the reason.
 //!
-//! A transfer that was begun is `active`, with its batch in `task_id`: an agent that starts takes those over, and what
+//! A transfer that was taken is `active`, with its batch in `task_id`: an agent that starts takes those over, and what
 //! an earlier one left of them in the staging area serves them. One that waits for a new try is `inactive`.
 
 use std::{
@@ -17,7 +17,7 @@ use copal_schemas::{
     page::MAX_BULK,
     problem::ErrorCode,
     settings::TransferSettings,
-    transfer::{Direction, DueTransfer, TransferItem, TransferPatch, TransferPatchItem, TransferState},
+    transfer::{Direction, DueTransfer, TransferClaim, TransferItem, TransferPatch, TransferPatchItem, TransferState},
 };
 use nix::sys::signal::Signal;
 use serde_json::json;
@@ -107,7 +107,11 @@ struct OnTrip {
     failures: Vec<(TransferId, StagingError)>,
 }
 
-type Poll = Pin<Box<dyn Future<Output = Result<Vec<DueTransfer>, ClientError>> + Send>>;
+/// A claim that is on its way, and the name of the batch that it makes.
+struct Claim {
+    key: Uuid,
+    answer: Pin<Box<dyn Future<Output = Result<Vec<DueTransfer>, ClientError>> + Send>>,
+}
 
 struct Stager {
     context: Context,
@@ -134,13 +138,8 @@ impl Stager {
             done: 0,
             failed: 0,
         };
-        for due in stager.begun().await? {
-            let key = match due.transfer.task_id.as_str() {
-                "" => Uuid::new_v4().to_string(),
-                key => key.to_owned(),
-            };
-            stager.batches.entry(key).or_insert_with(|| Held::of(&due)).transfers.insert(due.transfer.id, due);
-        }
+        let begun = stager.begun().await?;
+        stager.adopt(begun);
         if !stager.batches.is_empty() {
             tracing::info!("goes on with {} batches of transfers", stager.batches.len());
         }
@@ -154,10 +153,20 @@ impl Stager {
         self.context.api.client().due_transfers(self.context.site.id, &states, 100_000, 0.0).await
     }
 
+    /// Holds transfers that were taken, with those of the same batch.
+    fn adopt(&mut self, taken: Vec<DueTransfer>) {
+        for due in taken {
+            let batch = self.batches.entry(batch_name(&due.transfer)).or_insert_with(|| Held::of(&due));
+            batch.transfers.insert(due.transfer.id, due);
+        }
+    }
+
     async fn work(&mut self) {
         let context = self.context.clone();
         let mut backoff = Backoff::new(MAX_BACKOFF);
-        let mut poll: Option<Poll> = None;
+        let mut poll: Option<Claim> = None;
+        // A claim that got no answer may have taken something.
+        let mut is_doubtful = false;
         let mut poll_from = Instant::now();
         let mut look = Instant::now();
         while !context.stop.is_cancelled() {
@@ -167,13 +176,19 @@ impl Stager {
             let held: usize = self.batches.values().map(|batch| batch.transfers.len()).sum();
             let limit = settings.num_items_query_limit.clamp(1, MAX_BULK);
             if poll.is_none() && held < limit * HELD_BATCHES && poll_from <= Instant::now() {
-                let (client, site) = (context.api.client(), context.site.id);
-                poll = Some(Box::pin(async move {
-                    client.due_transfers(site, &[TransferState::Pending], limit, POLL_SEC).await
-                }));
+                let (client, key) = (context.api.client(), Uuid::new_v4());
+                let claim = TransferClaim {
+                    site_id: context.site.id,
+                    task_id: key.to_string(),
+                    limit: i64::try_from(limit).unwrap_or(1),
+                    wait_sec: POLL_SEC,
+                };
+                poll = Some(Claim { key, answer: Box::pin(async move { client.claim_transfers(&claim).await }) });
             }
             let period = Duration::try_from_secs_f64(settings.service_period).unwrap_or(MAX_BACKOFF);
-            look = look.min(Instant::now() + period);
+            let next_look = Instant::now() + period;
+            // Counted from when there is something to compare.
+            look = if is_doubtful || !self.batches.is_empty() { look.min(next_look) } else { next_look };
             let waiting = self.batches.values().filter(|batch| batch.trip.is_none()).map(|batch| batch.not_before);
             let full = self.trips.len() >= settings.max_concurrent_transfers.max(1);
             let next_try = if full { None } else { waiting.min() };
@@ -185,14 +200,17 @@ impl Stager {
                     self.batches.values_mut().for_each(|batch| batch.not_before = batch.not_before.min(now));
                     poll_from = now;
                 }
-                answer = async { match &mut poll { Some(poll) => poll.await, None => std::future::pending().await } } => {
+                answer = async { match &mut poll { Some(poll) => (&mut poll.answer).await, None => std::future::pending().await } } => {
                     poll = None;
                     match answer {
                         Ok(due) => {
                             backoff.reset();
-                            self.take(due, limit).await;
+                            // Nothing to do is the time to look for what an answer that was lost has taken.
+                            is_doubtful |= due.is_empty();
+                            self.take(due);
                         }
                         Err(error) => {
+                            is_doubtful = true;
                             context.board.failure(NAME, &context.api.explain(&error));
                             mend_login(&context, &error).await;
                             poll_from = Instant::now() + backoff.next_wait();
@@ -207,9 +225,9 @@ impl Stager {
                 Some(ended) = self.trips.join_next() => self.trip_ended(ended, &settings).await,
                 () = sleep_until(poll_from), if poll.is_none() && poll_from > Instant::now() => {}
                 () = async { match next_try { Some(at) => sleep_until(at).await, None => std::future::pending().await } } => {}
-                () = sleep_until(look), if !self.batches.is_empty() => {
+                () = sleep_until(look), if is_doubtful || !self.batches.is_empty() => {
                     look = Instant::now() + period;
-                    self.drop_unwanted().await;
+                    is_doubtful &= !self.compare(poll.as_ref().map(|claim| claim.key)).await;
                 }
             }
         }
@@ -241,48 +259,13 @@ impl Stager {
         self.context.board.success(NAME, text);
     }
 
-    /// Makes batches of new transfers. Nothing is carried before the service knows of it.
-    async fn take(&mut self, due: Vec<DueTransfer>, limit: usize) {
-        let mut groups: BTreeMap<(String, bool), Vec<DueTransfer>> = BTreeMap::new();
+    /// Makes a batch of what was taken.
+    fn take(&mut self, mut due: Vec<DueTransfer>) {
         let known: BTreeSet<TransferId> =
             self.batches.values().flat_map(|batch| batch.transfers.keys().copied()).collect();
-        let mut patches = Vec::new();
-        for due in due {
-            if known.contains(&due.transfer.id) {
-                // Somebody took it back while it is carried.
-                patches.push(patch(due.transfer.id, state(TransferState::Active)));
-                continue;
-            }
-            let way = due.transfer.direction == Direction::In;
-            groups.entry((due.transfer.location_alias.clone(), way)).or_default().push(due);
-        }
-        let mut batches = Vec::new();
-        for group in groups.into_values() {
-            for part in group.chunks(limit) {
-                let key = Uuid::new_v4().to_string();
-                patches.extend(part.iter().map(|due| {
-                    let task_id = Some(key.clone());
-                    patch(due.transfer.id, TransferPatch { task_id, ..state(TransferState::Active) })
-                }));
-                batches.push((key, part.to_vec()));
-            }
-        }
-        let gone = self.save(patches).await;
-        if self.context.stop.is_cancelled() {
-            return;
-        }
-        for (key, part) in batches {
-            let Some(first) = part.first() else { continue };
-            let mut held = Held::of(first);
-            held.transfers = part
-                .into_iter()
-                .filter(|due| !gone.contains(&due.transfer.id))
-                .map(|due| (due.transfer.id, due))
-                .collect();
-            if !held.transfers.is_empty() {
-                self.batches.insert(key, held);
-            }
-        }
+        // Somebody gave it back to the service while it is carried here.
+        due.retain(|due| !known.contains(&due.transfer.id));
+        self.adopt(due);
     }
 
     /// Begins as many tries as may run at once.
@@ -309,6 +292,7 @@ impl Stager {
                 transfers: batch.transfers.values().cloned().collect(),
                 site: self.context.dir.clone(),
                 settings: settings.clone(),
+                guard: std::sync::Arc::clone(&self.context.guard),
                 stop: on_trip.stop.clone(),
                 agent_stop: self.context.stop.clone(),
             };
@@ -427,13 +411,15 @@ impl Stager {
         }
     }
 
-    /// Gives up transfers that no Job waits for any more, such as those of Jobs that were cancelled.
-    async fn drop_unwanted(&mut self) {
-        let wanted: BTreeSet<TransferId> = match self.begun().await {
-            Ok(due) => due.into_iter().map(|due| due.transfer.id).collect(),
-            // The next report or poll shows an outage.
-            Err(_) => return,
-        };
+    /// Compares what is held with what the service holds to be taken, without what a claim on its way may have got.
+    /// Transfers that no Job waits for any more, such as those of Jobs that were cancelled, are given up; those that were
+    /// taken by a claim whose answer was lost are held. Gives whether the service answered.
+    async fn compare(&mut self, on_its_way: Option<Uuid>) -> bool {
+        // The next report or poll shows an outage.
+        let Ok(begun) = self.begun().await else { return false };
+        let wanted: BTreeSet<TransferId> = begun.iter().map(|due| due.transfer.id).collect();
+        let on_its_way = on_its_way.map(|key| key.to_string()).unwrap_or_default();
+        self.take(begun.into_iter().filter(|due| due.transfer.task_id != on_its_way).collect());
         let mut patches = Vec::new();
         let mut gone = BTreeSet::new();
         for batch in self.batches.values_mut() {
@@ -446,6 +432,7 @@ impl Stager {
         }
         self.save(patches).await;
         self.forget(&gone);
+        true
     }
 
     /// Drops transfers from their batches; a batch that has no other stops.
@@ -520,6 +507,13 @@ impl Held {
     }
 }
 
+/// The batch that a transfer was taken with. Its name becomes a folder's, and anybody with the user's login may have
+/// written it: what is none of ours is a batch of its own.
+fn batch_name(transfer: &TransferItem) -> String {
+    let name = Uuid::parse_str(&transfer.task_id).ok().map(|key| key.to_string());
+    name.filter(|name| *name == transfer.task_id).unwrap_or_else(|| Uuid::new_v4().to_string())
+}
+
 fn state(state: TransferState) -> TransferPatch {
     TransferPatch { state: Some(state), ..TransferPatch::default() }
 }
@@ -534,5 +528,27 @@ fn reason(transfer: &TransferItem, error: &StagingError) -> String {
     match transfer.direction {
         Direction::In => format!("can't stage in {local} from {alias}:{remote}: {error}"),
         Direction::Out => format!("can't stage out {local} to {alias}:{remote}: {error}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_has_no_name_that_leads_out_of_the_staging_area() {
+        let mut transfer: TransferItem = serde_json::from_value(json!({
+            "state": "active", "task_id": "", "transfer_info": {}, "id": 1, "job_id": 1, "direction": "in",
+            "local_path": "x", "remote_path": "/x", "location_alias": "a", "recursive": false
+        }))
+        .unwrap();
+        for other in ["", "..", "../../important", "/etc", "9B2D3F0E-0000-4000-8000-000000000000"] {
+            transfer.task_id = other.into();
+            let name = batch_name(&transfer);
+            assert!(name != other && Uuid::parse_str(&name).is_ok(), "{other}: {name}");
+        }
+        let own = Uuid::new_v4().to_string();
+        transfer.task_id.clone_from(&own);
+        assert_eq!(batch_name(&transfer), own);
     }
 }

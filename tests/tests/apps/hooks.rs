@@ -163,3 +163,28 @@ fn clean_up_is_done(laptop: &Laptop, outside: &std::path::Path) {
     });
     assert!(later.exists());
 }
+
+#[test]
+fn hooks_end_with_an_agent_that_is_killed_and_run_again_with_the_next() {
+    let laptop = Laptop::with_site(1);
+    laptop.script(
+        "once.sh",
+        "#!/bin/bash\n[ -e tried ] && exit 0\nbash -c 'trap \"\" TERM; echo $$ > child; sleep 1000' &\n\
+         touch tried; echo $$ > hook; wait\n",
+    );
+    laptop.app("Once", "command: 'true'\nhooks: {preprocess: ./once.sh}");
+    let job = laptop.job(&["-a", "Once", "-w", "once"]);
+    let processes: Vec<i32> =
+        ["hook", "child"].map(|file| laptop.wait_file("once", file).trim().parse().unwrap()).into();
+    let lives = |pid: &i32| laptop.programs.left().iter().any(|line| line.starts_with(&format!("{pid}:")));
+    assert!(processes.iter().all(lives));
+    for pid in laptop.pids("copal-agent") {
+        nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGKILL).unwrap();
+    }
+    wait_blocking("the hook and its child to be gone", LIMIT, || {
+        let left: Vec<&i32> = processes.iter().filter(|pid| lives(pid)).collect();
+        if left.is_empty() { Ok(()) } else { Err(format!("{left:?} live; {}", laptop.logs())) }
+    });
+    laptop.site(&["site", "start"]);
+    laptop.wait_state(job, "PREPROCESSED");
+}

@@ -147,5 +147,10 @@ fn a_graph_over_two_sites_grows_until_it_has_converged() {
     let output = watch.wait_with_output().unwrap();
     assert!(status.success(), "{}", describe(&output));
     let seen = String::from_utf8_lossy(&output.stdout);
-    assert!(seen.contains("Improve") || seen.contains("JOB_FINISHED"), "{}", describe(&output));
+    let lines: Vec<&str> = seen.lines().collect();
+    let last = format!("  {} JOB_FINISHED", jobs.len());
+    assert!(lines.last().is_some_and(|line| line.ends_with(&last)), "{}", describe(&output));
+    for state in ["AWAITING_PARENTS", "READY", "POSTPROCESSED"] {
+        assert!(lines.iter().any(|line| line.contains(state)), "no {state} in {}", describe(&output));
+    }
 }

@@ -9,6 +9,7 @@ use copal_tests::{
     laptop::Laptop,
     process::{Running, free_port},
     python,
+    tls::Authority,
     wait::wait_blocking,
 };
 
@@ -191,4 +192,43 @@ fn what_can_not_be_had_is_told_with_its_cause() {
     let refused = depot.job("refused", &["input=lab:/right"]);
     let reason = depot.failure(refused);
     assert!(reason.contains("permission: ") && reason.contains("transfers.credentials_file"), "{reason}");
+}
+
+#[test]
+fn stores_by_https_go_by_the_authorities_of_the_settings() {
+    let depot = Depot::new(&[], &[]);
+    write_secrets(&depot.laptop);
+    let authority = Authority::new(depot.laptop.programs.home());
+    let (port, path) = (free_port(), |file: &std::path::Path| file.to_str().unwrap().to_owned());
+    let files = ["-c", &path(&authority.server), "-k", &path(&authority.key)];
+    let server = depot.laptop.programs.start(
+        python::environment("moto").join("moto_server").to_str().unwrap(),
+        &[&["-H", "127.0.0.1", "-p", &port.to_string()], &files[..]].concat(),
+    );
+    let root = reqwest::Certificate::from_pem(&fs::read(&authority.certificate).unwrap()).unwrap();
+    let client = reqwest::Client::builder().tls_certs_only([root]).no_proxy().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let make = || client.put(format!("https://127.0.0.1:{port}/lab")).header("Content-Length", 0).send();
+    wait_blocking("the store to make a bucket", LIMIT * 2, || match runtime.block_on(make()) {
+        Ok(answer) if answer.status().is_success() => Ok(()),
+        outcome => Err(format!("{outcome:?} {}", server.log())),
+    });
+    let store = format!("s3: {{lab: {{endpoint: 'https://127.0.0.1:{port}'}}}}");
+    let settings = ["credentials_file: secrets.yml", &store];
+    depot.configure(&[("lab", "s3://lab/x")], &settings);
+    depot.laptop.site(&["site", "sync"]);
+    let unknown = depot.job("unknown", &["input=lab:/1"]);
+    let reason = depot.failure(unknown);
+    assert!(reason.contains("certificate") && reason.contains("transfers.ca_file"), "{reason}");
+    let authority = format!("ca_file: {}", path(&authority.certificate));
+    depot.configure(&[("lab", "s3://lab/x")], &[settings[0], settings[1], &authority]);
+    let job = depot.job("known", &["result=lab:/1"]);
+    depot.laptop.wait_state(job, "PREPROCESSED");
+    fs::create_dir_all(depot.workdir("known")).unwrap();
+    fs::write(depot.workdir("known/result.txt"), "one\n").unwrap();
+    depot.set_state(job, "RUN_DONE");
+    depot.laptop.wait_state(job, "JOB_FINISHED");
+    depot.set_state(unknown, "READY");
+    depot.laptop.wait_state(unknown, "PREPROCESSED");
+    assert_eq!(depot.read_work("unknown/input.dat"), "one\n");
 }

@@ -1,12 +1,17 @@
-//! `http:` locations, with a server that cuts, refuses and lies.
+//! `http:` locations, with a server that cuts, refuses and lies, and `https:` with a real one.
 
-use std::fs;
+use std::{fs, net::TcpStream, os::unix::fs::PermissionsExt};
 
 use copal_tests::{
+    cut::Wire,
     laptop::LIMIT,
+    process::{describe, free_port},
+    python,
+    tls::Authority,
     wait::wait_blocking,
     web::{Odd, WebServer},
 };
+use serde_json::json;
 
 use crate::depot::{Depot, tree};
 
@@ -133,13 +138,86 @@ fn a_job_that_is_cancelled_stops_its_transfer() {
     server.next("/big.dat", Odd::HoldAfter(500_000));
     let job = depot.job("cancelled", &["input=web:/big.dat"]);
     depot.wait_why(job, "on its way");
+    // Another Job's transfer does not wait behind it.
+    depot.put("small", "small\n");
+    let beside = depot.job("beside", &["input=web:/small"]);
+    depot.laptop.wait_state(beside, "PREPROCESSED");
+    assert_eq!(depot.laptop.state(job), "READY");
     depot.laptop.site(&["job", "cancel", &job.to_string(), "-y"]);
     wait_blocking("its part to be deleted", LIMIT, || match tree(&depot.workdir(".staging")).len() {
         0 => Ok(()),
         left => Err(format!("{left} files; {}", depot.laptop.logs())),
     });
-    // Another Job's transfer does not wait behind it.
-    depot.put("small", "small\n");
-    let job = depot.job("next", &["input=web:/small"]);
+}
+
+#[test]
+fn a_web_server_by_https_with_a_login_and_an_authority_of_its_own() {
+    const CUT: u64 = 3_000_000;
+    let depot = Depot::new(&[], &[]);
+    let (programs, port) = (&depot.laptop.programs, free_port());
+    let authority = Authority::new(programs.home());
+    depot.put("x", "x\n");
+    let content: String = (0..800_000).map(|line| format!("{line}\n")).collect();
+    depot.put("big.dat", &content);
+    let config = json!({
+        "host": "127.0.0.1", "port": port, "provider_mapping": {"/": {"root": depot.folder()}},
+        "http_authenticator": {"accept_digest": false, "default_to_digest": false},
+        "simple_dc": {"user_mapping": {"*": {"ann": {"password": "pass word"}}}},
+        "ssl_certificate": authority.server, "ssl_private_key": authority.key,
+    });
+    let file = programs.home().join("wsgidav.json");
+    fs::write(&file, config.to_string()).unwrap();
+    let program = python::environment("wsgidav").join("wsgidav");
+    let server = programs.start(program.to_str().unwrap(), &["-c", file.to_str().unwrap()]);
+    wait_blocking("the web server to listen", LIMIT * 2, || {
+        TcpStream::connect(("127.0.0.1", port)).map(drop).map_err(|error| format!("{error}; {}", server.log()))
+    });
+    let secrets = |password: &str| {
+        let path = depot.laptop.site_path().join("secrets.yml");
+        let login = format!("{{username: ann, password: {password}}}");
+        fs::write(&path, format!("web: {login}\ncut: {login}\n")).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+    };
+    secrets("wrong");
+    let wire = Wire::to(port, &[CUT]);
+    let (web, cut) = (format!("https://localhost:{port}"), format!("https://127.0.0.1:{}", wire.port()));
+    let locations = [("web", web.as_str()), ("cut", cut.as_str())];
+    depot.configure(&locations, &["credentials_file: secrets.yml"]);
+    depot.laptop.site(&["site", "sync"]);
+
+    // An authority that nobody knows: no login is sent there.
+    let job = depot.job("x", &["input=web:/x", "result=web:/result.txt"]);
+    let reason = depot.failure(job);
+    assert!(reason.contains("certificate") && reason.contains("transfers.ca_file"), "{reason}");
+    assert!(!server.log().contains("GET /x"), "{}", server.log());
+    fs::copy(&authority.certificate, depot.laptop.site_path().join("lab-ca.pem")).unwrap();
+    depot.configure(&locations, &["credentials_file: secrets.yml", "ca_file: lab-ca.pem"]);
+    // Known, but the password is wrong.
+    depot.set_state(job, "READY");
+    let reason = depot.failure(job);
+    assert!(reason.contains("401") && reason.contains("transfers.credentials_file"), "{reason}");
+    secrets("pass word");
+    depot.set_state(job, "READY");
     depot.laptop.wait_state(job, "PREPROCESSED");
+    assert_eq!(depot.read_work("x/input.dat"), "x\n");
+    fs::write(depot.workdir("x/result.txt"), "result\n").unwrap();
+    depot.set_state(job, "RUN_DONE");
+    depot.laptop.wait_state(job, "JOB_FINISHED");
+    assert_eq!(depot.read("result.txt"), "result\n");
+
+    // A connection that breaks.
+    let job = depot.job("big", &["input=cut:/big.dat"]);
+    depot.laptop.wait_state(job, "PREPROCESSED");
+    assert_eq!(depot.read_work("big/input.dat"), content);
+    let bytes = wire.bytes();
+    assert!(bytes.len() == 2 && bytes[1] < content.len() as u64 - CUT / 2, "it began anew: {bytes:?}");
+    // A file that is none.
+    fs::write(depot.laptop.site_path().join("lab-ca.pem"), "no certificate\n").unwrap();
+    let job = depot.job("none", &["input=web:/x"]);
+    let reason = depot.failure(job);
+    assert!(reason.contains("lab-ca.pem: there is no certificate in it"), "{reason}");
+    let check =
+        depot.laptop.programs.command("copal-agent").arg("check").current_dir(depot.laptop.site_path()).output();
+    let check = check.unwrap();
+    assert!(!check.status.success() && describe(&check).contains("lab-ca.pem"), "{}", describe(&check));
 }

@@ -59,8 +59,18 @@ impl Fixture {
     }
 
     fn bring_in(&self, local_path: &str, recursive: bool) -> Result<(), StagingError> {
-        self.area.bring_in(&[(self.item(), place(local_path, recursive))]).remove(0)
+        self.bring(self.item(), place(local_path, recursive))
     }
+
+    fn bring(&self, from: PathBuf, place: Place) -> Result<(), StagingError> {
+        outcomes(&self.area, &[(from, place)]).remove(0)
+    }
+}
+
+fn outcomes(area: &Area, items: &[(PathBuf, Place)]) -> Vec<Result<(), StagingError>> {
+    let mut outcomes = Vec::new();
+    area.bring_in(items, |outcome| outcomes.push(outcome));
+    outcomes
 }
 
 fn place(local_path: &str, recursive: bool) -> Place {
@@ -113,11 +123,15 @@ fn nothing_comes_in_through_a_link_that_leads_out() {
     }
     assert_eq!(fs::read_dir(&outside).unwrap().count(), 1);
     assert_eq!(fs::read_to_string(outside.join("new")).unwrap(), "theirs");
-    // A workdir that is itself a link out.
+    // Workdirs that are links: one stays inside, one leads out.
+    symlink("1", fixture.folder.path().join("site/data/w/3")).unwrap();
+    fs::write(fixture.item(), "new").unwrap();
+    fixture.bring(fixture.item(), Place { workdir: "w/3".into(), ..place("inside", false) }).unwrap();
+    assert_eq!(fixture.read("inside"), "new");
     symlink(&outside, fixture.folder.path().join("site/data/w/2")).unwrap();
     let place = Place { workdir: "w/2".into(), ..place("x", false) };
     fs::write(fixture.item(), "new").unwrap();
-    assert_eq!(fixture.area.bring_in(&[(fixture.item(), place)]).remove(0).unwrap_err().cause, Cause::Escape);
+    assert_eq!(fixture.bring(fixture.item(), place).unwrap_err().cause, Cause::Escape);
 }
 
 #[test]
@@ -186,7 +200,7 @@ fn many_files_come_in_together_and_a_bad_one_fails_alone() {
             (path, Place { workdir: format!("many/{index}"), ..place("in", false) })
         })
         .collect();
-    let outcomes = fixture.area.bring_in(&items);
+    let outcomes = outcomes(&fixture.area, &items);
     assert_eq!(outcomes.iter().filter(|outcome| outcome.is_err()).count(), 1);
     assert!(outcomes[5].is_err());
     fixture.area.close_batch(KEY);

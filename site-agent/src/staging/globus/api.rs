@@ -9,7 +9,10 @@ use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
-use super::super::{Cause, Run, StagingError};
+use super::super::{
+    Cause, Run, StagingError,
+    authorities::{self, Authorities},
+};
 
 /// How long one call may take.
 const CALL_LIMIT: Duration = Duration::from_secs(60);
@@ -167,6 +170,7 @@ impl Api {
             .timeout(CALL_LIMIT)
             .connect_timeout(Duration::from_secs(20))
             .redirect(reqwest::redirect::Policy::none())
+            .tls_certs_merge(Authorities::of(&run.site, &run.settings)?.for_web()?)
             .build()
             .map_err(|error| StagingError::new(Cause::Local, error.to_string()))?;
         let settings = &run.settings.globus;
@@ -372,11 +376,7 @@ impl Api {
     }
 
     fn unreachable(&self, error: &reqwest::Error) -> StagingError {
-        let mut innermost: &dyn std::error::Error = error;
-        while let Some(cause) = innermost.source() {
-            innermost = cause;
-        }
-        StagingError::new(Cause::Network, format!("Globus is not reached: {innermost}"))
+        authorities::explain("Globus is not reached", error)
     }
 }
 

@@ -11,7 +11,10 @@ use object_store::{
 };
 use secrecy::ExposeSecret;
 
-use super::super::{Cause, Location, Run, StagingError};
+use super::super::{
+    Cause, Location, Run, StagingError,
+    authorities::{self, Authorities},
+};
 
 /// Where an object keeps the SHA-256 of its content.
 pub(super) const SHA256: Attribute = Attribute::Metadata(Cow::Borrowed("copal-sha256"));
@@ -72,6 +75,9 @@ impl Store {
             .with_timeout_disabled()
             .with_read_timeout(stall)
             .with_connect_timeout(CONNECT_LIMIT);
+        for certificate in Authorities::of(&run.site, &run.settings)?.for_stores()? {
+            options = options.with_root_certificate(certificate);
+        }
         let mut builder = builder
             .with_bucket_name(&location.host)
             .with_region(&settings.region)
@@ -105,6 +111,9 @@ impl Store {
     pub(super) fn explain(&self, error: Error, key: &Key, direction: Direction) -> StagingError {
         let name = self.name(key);
         let text = one_line(&error);
+        if let Some(remedy) = authorities::remedy(&text) {
+            return StagingError::new(Cause::Settings, format!("{name}: {text}; {remedy}"));
+        }
         let (cause, message) = match &error {
             _ if text.contains("NoSuchBucket") => {
                 (Cause::Destination, format!("there is no bucket {}; make it", self.bucket))
