@@ -15,11 +15,14 @@ use crate::error::ApiResult;
 
 /// What makes a transfer one that its Job waits for. $1 is the owner, $2 the Site, $3 the Site that the caller is bound
 /// to. Jobs come first: few of them wait for staging, while every Job that waits for parents has pending transfers.
+///
+/// A transfer's owner is its Job's and its state is compared as a text, here and below: by the owner or the state itself the
+/// planner, which knows nothing yet of what was just made, would look through all open transfers once a Job.
 macro_rules! due {
     () => {
         " jobs j join transfers t on t.job_id = j.id \
          where j.owner_id = $1 and j.site_id = $2 and ($3::bigint is null or j.site_id = $3) \
-         and j.state in ('READY', 'POSTPROCESSED') and t.owner_id = $1 \
+         and j.state in ('READY', 'POSTPROCESSED') \
          and t.direction = (case when j.state = 'READY' then 'in' else 'out' end)::transfer_direction \
          and t.app_id <> all(array(select app_id from deleted_apps where owner_id = $1)) "
     };
@@ -48,7 +51,7 @@ pub async fn due(
         transfer_columns!(),
         ", (select workdir from job_details d where d.job_id = t.job_id) as workdir from",
         due!(),
-        "and t.state = any($4) order by t.id limit $5"
+        "and t.state::text = any($4::transfer_state[]::text[]) order by t.id limit $5"
     );
     let rows: Vec<DueRow> = sqlx::query_as(SQL)
         .bind(scope.owner)
@@ -75,13 +78,13 @@ impl From<DueRow> for DueTransfer {
 pub async fn claim(conn: &mut PgConnection, scope: Scope, claim: &TransferClaim) -> ApiResult<Vec<DueTransfer>> {
     // Rows that somebody else is about to take are passed over: nobody waits here, so nothing can be locked crosswise.
     const SQL: &str = concat!(
-        "with first as (select t.location_alias, t.direction from",
+        "with due as materialized (select t.id, t.location_alias, t.direction from",
         due!(),
-        "and t.state = 'pending' order by t.id limit 1 for update of t skip locked), \
-         mine as (select t.id from",
-        due!(),
-        "and t.state = 'pending' and (t.location_alias, t.direction) = (select location_alias, direction from first) \
-         order by t.id limit $4 for update of t skip locked) \
+        "and t.state::text = 'pending'), \
+         first as (select location_alias, direction from due order by id limit 1), \
+         mine as (select t.id from due join first on first.location_alias = due.location_alias \
+         and first.direction = due.direction join transfers t on t.id = due.id where t.state::text = 'pending' \
+         order by due.id limit $4 for update of t skip locked) \
          update transfers t set state = 'active', task_id = $5 from mine where t.id = mine.id returning ",
         transfer_columns!(),
         ", (select workdir from job_details d where d.job_id = t.job_id) as workdir"
