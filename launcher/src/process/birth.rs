@@ -48,7 +48,7 @@ static INHERITED: LazyLock<Vec<CString>> = LazyLock::new(|| {
 /// What `execve` takes: pointers to texts, which are kept here or for ever.
 pub(super) struct Texts {
     pointers: Vec<*const c_char>,
-    _kept: Vec<CString>,
+    _kept: Vec<u8>,
 }
 
 impl Texts {
@@ -57,8 +57,7 @@ impl Texts {
     /// # Errors
     /// When an argument holds a NUL.
     pub(super) fn arguments(argv: &[String]) -> io::Result<Self> {
-        let kept = argv.iter().map(|word| Ok(CString::new(word.as_str())?)).collect::<io::Result<Vec<_>>>()?;
-        Ok(Self::new(Vec::new(), kept))
+        Self::new(Vec::new(), argv.iter().map(|word| [word.as_str()]))
     }
 
     /// An environment: this process's own without what is in `unset`, and `set` besides.
@@ -73,15 +72,28 @@ impl Texts {
             std::str::from_utf8(name).map_or(true, is_other)
         };
         let inherited = INHERITED.iter().filter(stays).map(|line| line.as_ptr()).collect();
-        let kept = set.iter().map(|(name, value)| Ok(CString::new(format!("{name}={value}"))?));
-        Ok(Self::new(inherited, kept.collect::<io::Result<Vec<_>>>()?))
+        Self::new(inherited, set.iter().map(|(name, value)| [name.as_str(), "=", value]))
     }
 
-    fn new(mut pointers: Vec<*const c_char>, kept: Vec<CString>) -> Self {
-        // The texts of the vector stay where they are when it is moved.
-        pointers.extend(kept.iter().map(|text| text.as_ptr()));
+    /// All texts are kept one after the other, so that a flood of processes does not keep the allocator busy.
+    fn new<'a, const N: usize>(
+        mut pointers: Vec<*const c_char>,
+        texts: impl Iterator<Item = [&'a str; N]>,
+    ) -> io::Result<Self> {
+        let (mut kept, mut starts) = (Vec::new(), Vec::new());
+        for text in texts {
+            starts.push(kept.len());
+            text.iter().for_each(|part| kept.extend_from_slice(part.as_bytes()));
+            kept.push(0);
+        }
+        // Each text has one NUL, at its end.
+        if kept.iter().filter(|byte| **byte == 0).count() != starts.len() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "there is a NUL in an argument or a variable"));
+        }
+        // What the vector holds stays where it is when the vector is moved.
+        pointers.extend(starts.iter().map(|start| kept[*start..].as_ptr().cast::<c_char>()));
         pointers.push(ptr::null());
-        Self { pointers, _kept: kept }
+        Ok(Self { pointers, _kept: kept })
     }
 }
 

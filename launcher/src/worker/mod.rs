@@ -12,11 +12,7 @@ mod run;
 mod table;
 mod warden;
 
-use std::{
-    path::PathBuf,
-    sync::{Arc, mpsc},
-    thread,
-};
+use std::{path::PathBuf, sync::Arc, thread};
 
 use anyhow::{Context, Result, bail};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
@@ -27,6 +23,7 @@ use crate::{
     process::tree,
     protocol::{Cause, FromWorker, Setup, ToWorker, receive, send},
 };
+use report::Outbox;
 use table::Shared;
 
 /// `copal-launcher worker`: started by a launcher, never by people.
@@ -62,9 +59,12 @@ pub fn run(args: &WorkerArgs) -> Result<()> {
         bail!("the head said something else than how to work");
     };
 
-    let (reports, events) = mpsc::channel();
-    let shared = Arc::new(Shared::new(reports, setup.clone()));
-    let reporter = thread::Builder::new().name("report".into()).spawn(move || report::send_all(&events, output));
+    let outbox = Arc::new(Outbox::default());
+    let shared = Arc::new(Shared::new(outbox.clone(), setup.clone()));
+    let reporter = {
+        let outbox = outbox.clone();
+        thread::Builder::new().name("report".into()).spawn(move || report::send_all(&outbox, output))
+    };
     let reporter = reporter.context("can't start a thread")?;
     {
         let shared = shared.clone();
@@ -83,8 +83,8 @@ pub fn run(args: &WorkerArgs) -> Result<()> {
     if let Some(groups) = &shared.groups {
         groups.remove();
     }
-    // The last reports are on their way when the reporter has ended, which it does when nobody can report.
-    shared.close_reports();
+    // The last reports are on their way when the reporter has ended.
+    outbox.close();
     drop(reporter.join());
     Ok(())
 }

@@ -1,9 +1,8 @@
-//! What goes back to the head: events in order, at once when little happens, in batches when much does.
+//! What goes back to the head: events in order, at once when the head must act on them, else in batches.
 
 use std::{
     io::Write,
-    sync::mpsc::Receiver,
-    thread,
+    sync::{Condvar, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -11,34 +10,140 @@ use tracing::debug;
 
 use crate::protocol::{Event, FromWorker, send};
 
-/// The least time between two reports for each event of the first: a report wakes the head, which costs as much
-/// as a dozen events.
-const GAP_PER_EVENT: Duration = Duration::from_micros(250);
-/// No event waits longer than this for others. Followers last for several times as long, so that no place waits for
-/// the head meanwhile.
-const MAX_GAP: Duration = Duration::from_millis(10);
+/// How long an event waits for others while every slot has its next Job. Followers last for several times as long.
+const PATIENCE: Duration = Duration::from_millis(10);
 /// The most events of one report.
 const MAX_EVENTS: usize = 4_096;
 
-/// Sends events until nobody can send any more, or the head is gone.
-pub(super) fn send_all(events: &Receiver<Event>, mut head: impl Write) {
-    let mut next = Instant::now();
-    while let Ok(event) = events.recv() {
-        let left = next.saturating_duration_since(Instant::now());
-        if !left.is_zero() {
-            thread::sleep(left);
+/// Events on their way to the head.
+#[derive(Debug, Default)]
+pub(super) struct Outbox {
+    waiting: Mutex<Waiting>,
+    wake: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    events: Vec<Event>,
+    is_urgent: bool,
+    is_closed: bool,
+}
+
+impl Outbox {
+    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes in an event, in the order of the calls.
+    pub(super) fn push(&self, event: Event) {
+        let mut waiting = self.waiting();
+        let is_first = waiting.events.is_empty();
+        let is_urgent = is_urgent(&event) && !waiting.is_urgent;
+        waiting.is_urgent |= is_urgent;
+        waiting.events.push(event);
+        drop(waiting);
+        // The reporter sleeps on while neither changes anything for it.
+        if is_first || is_urgent {
+            self.wake.notify_one();
         }
-        let mut batch = vec![event];
-        batch.extend(events.try_iter().take(MAX_EVENTS));
-        next = Instant::now() + gap(batch.len());
-        if let Err(error) = send(&mut head, &FromWorker::Report(batch)) {
+    }
+
+    /// Nothing more comes.
+    pub(super) fn close(&self) {
+        self.waiting().is_closed = true;
+        self.wake.notify_one();
+    }
+
+    /// Waits until there is something to send; `None` when there never will be.
+    fn take(&self) -> Option<Vec<Event>> {
+        let mut waiting = self.waiting();
+        while waiting.events.is_empty() {
+            if waiting.is_closed {
+                return None;
+            }
+            waiting = self.wake.wait(waiting).unwrap_or_else(PoisonError::into_inner);
+        }
+        let due = Instant::now() + PATIENCE;
+        while !waiting.is_urgent && !waiting.is_closed && waiting.events.len() < MAX_EVENTS {
+            let left = due.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            waiting = self.wake.wait_timeout(waiting, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        waiting.is_urgent = false;
+        Some(std::mem::take(&mut waiting.events))
+    }
+}
+
+/// Whether the head has something to do when it hears of it: a slot is vacant, or Jobs are to go elsewhere.
+fn is_urgent(event: &Event) -> bool {
+    match event {
+        Event::Started { .. } => false,
+        Event::Ended(ended) => ended.vacant,
+        Event::Vacant(_) | Event::Returned(_) => true,
+    }
+}
+
+/// Sends events until nothing more comes, or the head is gone.
+pub(super) fn send_all(outbox: &Outbox, mut head: impl Write) {
+    while let Some(events) = outbox.take() {
+        if let Err(error) = send(&mut head, &FromWorker::Report(events)) {
             debug!(%error, "the head does not listen any more");
             return;
         }
     }
 }
 
-/// How long the next report waits for more to say, from one with so many events.
-fn gap(events: usize) -> Duration {
-    u32::try_from(events).map_or(MAX_GAP, |events| (GAP_PER_EVENT * events).min(MAX_GAP))
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        protocol::{Ended, Outcome, RunId, SlotId},
+        worker::table::never_started,
+    };
+
+    fn started() -> Event {
+        Event::Started { run: RunId(1), slot: SlotId(1), time: chrono::DateTime::UNIX_EPOCH }
+    }
+
+    fn ended(vacant: bool) -> Event {
+        let time = chrono::DateTime::UNIX_EPOCH;
+        let ended = never_started(RunId(1), None, Outcome::Exited(0), None);
+        Event::Ended(Box::new(Ended { vacant, start: time, end: time, ..ended }))
+    }
+
+    #[test]
+    fn only_what_the_head_acts_on_is_urgent() {
+        assert!(!is_urgent(&started()) && !is_urgent(&ended(false)));
+        assert!(
+            is_urgent(&ended(true)) && is_urgent(&Event::Vacant(SlotId(1))) && is_urgent(&Event::Returned(RunId(1)))
+        );
+    }
+
+    #[test]
+    fn events_come_in_order_each_once_and_the_last_ones_too() {
+        let outbox = Outbox::default();
+        let events = [started(), ended(false), started(), ended(true)];
+        events.iter().for_each(|event| outbox.push(event.clone()));
+        assert_eq!(outbox.take().unwrap(), events);
+        // What is not urgent is sent too.
+        outbox.push(started());
+        assert_eq!(outbox.take().unwrap(), [started()]);
+        outbox.push(ended(false));
+        outbox.close();
+        assert_eq!(outbox.take().unwrap(), [ended(false)]);
+        assert_eq!(outbox.take(), None);
+    }
+
+    #[test]
+    fn who_sleeps_is_woken() {
+        let outbox = Outbox::default();
+        std::thread::scope(|scope| {
+            let taker = scope.spawn(|| std::iter::from_fn(|| outbox.take()).flatten().count());
+            (0..1_000).for_each(|number| outbox.push(ended(number % 7 == 0)));
+            outbox.close();
+            assert_eq!(taker.join().unwrap(), 1_000);
+        });
+    }
 }

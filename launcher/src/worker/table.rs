@@ -3,7 +3,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc::Sender},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -13,7 +13,7 @@ use nix::{
     unistd::Pid,
 };
 
-use super::cpus::Cpus;
+use super::{cpus::Cpus, report::Outbox};
 use crate::process::group::{Group, Groups};
 use crate::protocol::{Cause, CheckpointSignal, Ended, Event, Outcome, RunId, Setup, Slot, Task};
 
@@ -60,8 +60,8 @@ pub(super) struct Table {
     pub(super) idle_threads: usize,
     /// Work for the next vacant slot, by class.
     followers: BTreeMap<u64, VecDeque<Task>>,
-    /// Where events go; `None` when the worker is about to exit.
-    reports: Option<Sender<Event>>,
+    /// Where events go.
+    outbox: Arc<Outbox>,
     /// Nothing new is started.
     pub(super) closing: bool,
     /// A run has ended since the janitor looked.
@@ -91,8 +91,8 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub(super) fn new(reports: Sender<Event>, setup: Setup) -> Self {
-        let table = Table { reports: Some(reports), ..Table::default() };
+    pub(super) fn new(outbox: Arc<Outbox>, setup: Setup) -> Self {
+        let table = Table { outbox, ..Table::default() };
         Self {
             table: Mutex::new(table),
             work: Condvar::new(),
@@ -153,12 +153,14 @@ impl Shared {
     pub(super) fn finish(&self, slot: &Slot, mut ended: Ended) -> Option<Task> {
         let mut table = self.table();
         table.runs.remove(&ended.run);
-        table.is_dirty = true;
-        self.janitor.notify_one();
+        // Once told, the janitor takes its time.
+        if !std::mem::replace(&mut table.is_dirty, true) {
+            self.janitor.notify_one();
+        }
         let next = if table.closing { None } else { table.next_follower(slot.class) };
         ended.vacant = next.is_none();
         table.report(Event::Ended(Box::new(ended)));
-        if table.runs.is_empty() {
+        if table.closing && table.runs.is_empty() {
             self.empty.notify_all();
         }
         next
@@ -171,11 +173,6 @@ impl Shared {
             table = self.empty.wait(table).unwrap_or_else(PoisonError::into_inner);
         }
     }
-
-    /// Nothing more is reported.
-    pub(super) fn close_reports(&self) {
-        self.table().reports = None;
-    }
 }
 
 /// A duration from a number that came over the wire.
@@ -186,10 +183,7 @@ pub(super) fn seconds(number: f64) -> Duration {
 impl Table {
     /// Reports an event, in the order of the calls.
     pub(super) fn report(&self, event: Event) {
-        if let Some(reports) = &self.reports {
-            // It fails only when the head is gone, which `obey` notices.
-            let _ = reports.send(event);
-        }
+        self.outbox.push(event);
     }
 
     /// Accepts a task: it can be killed from now on.
