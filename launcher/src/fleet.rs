@@ -33,7 +33,7 @@ use crate::{
     hardware::NodeHardware,
     mpi::LaunchCommand,
     partition::PARENT_PIPE,
-    protocol::{self, Event, FromWorker, Key, MAX_FRAME, Nonce, Proof, Setup, Side, ToWorker},
+    protocol::{self, Event, FromWorker, HEAD_PATIENCE, Key, MAX_FRAME, Nonce, Proof, Setup, Side, ToWorker},
 };
 
 /// How long a connection may take to prove itself.
@@ -170,6 +170,14 @@ impl Fleet {
         };
         self.members[worker].process = Some((pid, tokio::spawn(reaped)));
         Ok(())
+    }
+
+    /// Ends the command that should start a worker on another node. One that comes all the same is not admitted.
+    pub fn give_up(&self, worker: usize) {
+        if let Some((pid, _)) = &self.members[worker].process {
+            // The command leads a group of its own. It may have ended just now.
+            let _ = nix::sys::signal::killpg(nix::unistd::Pid::from_raw(*pid), nix::sys::signal::Signal::SIGTERM);
+        }
     }
 
     /// Says something to a worker; to one that is gone nothing, since the pilot will hear that it is.
@@ -329,6 +337,7 @@ async fn accept(listener: TcpListener, key: Key, workers: usize, events: Unbound
 /// The head's half of the proof; then the worker's first frame.
 async fn greet(mut stream: TcpStream, key: &Key) -> Result<(TcpStream, usize, i32, Option<NodeHardware>)> {
     stream.set_nodelay(true)?;
+    protocol::miss(&stream, HEAD_PATIENCE)?;
     let head: Nonce = rand::random();
     stream.write_all(&head).await?;
     let (mut worker, mut proof): (Nonce, Proof) = ([0; 32], [0; 32]);

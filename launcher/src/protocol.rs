@@ -1,9 +1,14 @@
 //! What head and workers say to each other, and how: JSON frames with their length before them, and the
 //! proof by which each knows that the other belongs to the same launcher. Sockets are opened elsewhere.
 
-use std::io::{self, Read, Write};
+use std::{
+    io::{self, Read, Write},
+    os::fd::AsFd,
+    time::Duration,
+};
 
 use copal_schemas::{JobId, StringMap, Timestamp, app_file::OutputMode};
+use nix::sys::socket::{setsockopt, sockopt};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
@@ -12,6 +17,12 @@ use crate::hardware::NodeHardware;
 
 /// The longest frame in bytes. A frame above it is a fault, not work.
 pub const MAX_FRAME: usize = 64 << 20;
+
+/// How long head and worker bear the silence of the other's node, which may have lost its power or its network without
+/// a word. The worker's patience ends first: its runs are gone before the head has them run elsewhere.
+pub const WORKER_PATIENCE: Duration = Duration::from_secs(40);
+/// See [`WORKER_PATIENCE`].
+pub const HEAD_PATIENCE: Duration = Duration::from_secs(60);
 
 /// One run of one Job. Numbers are given by the head and never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -220,6 +231,23 @@ pub enum FromWorker {
     Report(Vec<Event>),
 }
 
+/// Has the system ask a connected node all the while whether it is there, and break the connection when it was silent
+/// for so long.
+///
+/// # Errors
+/// When it is no TCP connection.
+pub fn miss(stream: &impl AsFd, patience: Duration) -> io::Result<()> {
+    const QUESTIONS: u32 = 4;
+    let seconds = u32::try_from(patience.as_secs()).unwrap_or(u32::MAX) / QUESTIONS;
+    setsockopt(stream, sockopt::KeepAlive, &true)?;
+    setsockopt(stream, sockopt::TcpKeepIdle, &seconds)?;
+    setsockopt(stream, sockopt::TcpKeepInterval, &seconds)?;
+    setsockopt(stream, sockopt::TcpKeepCount, &(QUESTIONS - 1))?;
+    // The same for what was sent and is not acknowledged, which stops the questions.
+    setsockopt(stream, sockopt::TcpUserTimeout, &u32::try_from(patience.as_millis()).unwrap_or(u32::MAX))?;
+    Ok(())
+}
+
 /// Writes one frame.
 ///
 /// # Errors
@@ -336,6 +364,23 @@ mod tests {
         assert_eq!(receive::<ToWorker>(&mut input).unwrap(), None);
         assert!(receive::<ToWorker>(&mut &wire[..6]).is_err());
         assert!(receive::<ToWorker>(&mut &[255, 255, 255, 255, 0][..]).is_err());
+    }
+
+    #[test]
+    fn a_silent_node_is_missed_whether_something_was_sent_or_not() {
+        use nix::sys::socket::getsockopt;
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        miss(&stream, WORKER_PATIENCE).unwrap();
+        let seconds = |questions: u32, idle: u32, interval: u32| idle + questions * interval;
+        let patience = seconds(
+            getsockopt(&stream, sockopt::TcpKeepCount).unwrap(),
+            getsockopt(&stream, sockopt::TcpKeepIdle).unwrap(),
+            getsockopt(&stream, sockopt::TcpKeepInterval).unwrap(),
+        );
+        assert!(getsockopt(&stream, sockopt::KeepAlive).unwrap());
+        assert_eq!((patience, getsockopt(&stream, sockopt::TcpUserTimeout).unwrap()), (40, 40_000));
+        assert!(WORKER_PATIENCE < HEAD_PATIENCE);
     }
 
     #[test]

@@ -150,6 +150,8 @@ pub struct LauncherSettings {
     pub wall_time_pad_sec: f64,
     /// Seconds between TERM and KILL.
     pub kill_grace_sec: f64,
+    /// Seconds that a node may take until its worker is there, in serial mode; then the node is not used.
+    pub worker_start_sec: f64,
     /// CPUs of a node, where they can't or should not be found out.
     pub cpus_per_node: Option<u32>,
     /// GPU ids of a node, where they can't or should not be found out.
@@ -171,6 +173,7 @@ impl Default for LauncherSettings {
             error_tail_num_lines: 10,
             wall_time_pad_sec: 5.0,
             kill_grace_sec: 5.0,
+            worker_start_sec: 300.0,
             cpus_per_node: None,
             gpu_ids: None,
             max_concurrent: None,

@@ -30,7 +30,7 @@ impl Pilot {
         if self.asking.in_flight || self.asking.not_before.is_some_and(|at| now < at) {
             return;
         }
-        let present = self.book.present(now, self.deadline.minutes_left(now), self.asking.kind);
+        let present = self.book.present(now, &self.deadline, self.asking.kind);
         let Some((question, kind)) = demand::question(&self.terms, &present) else { return };
         self.asking.kind = kind;
         self.asking.in_flight = true;

@@ -1,6 +1,6 @@
 //! How a pilot begins: nodes, workers, the way to start ranks, and a Session.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use chrono::Utc;
@@ -104,6 +104,7 @@ impl Pilot {
         }
         let remote = posts.workers.iter().filter_map(|post| *post);
         remote.chain(unknown).for_each(|node| book.await_node(node));
+        let arrival_sec = settings.launcher.worker_start_sec;
         let terms = Terms { filter_tags: args.filter_tags(), serial_only: mode == JobMode::Serial, sort_by };
         let pilot = Self {
             site,
@@ -126,6 +127,8 @@ impl Pilot {
             fleet,
             book,
             doubts: Doubts::default(),
+            arriving: (0..workers).filter(|worker| posts.workers[*worker].is_some()).collect(),
+            arrive_by: Instant::now() + Duration::from_secs_f64(arrival_sec.clamp(0.0, 1e9)),
             losses: vec![Vec::new(); workers],
             last_busy: Instant::now(),
             is_cut_off: false,

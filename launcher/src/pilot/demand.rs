@@ -5,6 +5,8 @@
 //! comes back empty, the next one asks for a Job that does not fit yet, so that it gets its turn; then one waits at the
 //! service until something turns up that fits. A Job that fits elsewhere goes there, since who has room for it waits.
 
+use std::time::Duration;
+
 use copal_schemas::{
     StringMap,
     session::{Acquire, MAX_ACQUIRE, MAX_WAIT_SEC},
@@ -28,6 +30,9 @@ pub(super) const CRUMB: f64 = 1e-3;
 /// become free; with all nodes empty it can't.
 const WAIT_SEC: f64 = MAX_WAIT_SEC * 0.8;
 const SHORT_WAIT_SEC: f64 = 2.0;
+/// What comes later than this before the end would be cut off at once, and perhaps come again to the next one: launchers
+/// of one allocation end one after the other.
+const LAST: Duration = Duration::from_secs(1);
 
 /// Of which kind the next question is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -81,6 +86,8 @@ pub struct Present {
     pub mean_nodes: f64,
     /// Minutes that a Job may take.
     pub minutes_left: i32,
+    /// The time until all runs are ended.
+    pub left: Duration,
     /// Of which kind the question is.
     pub kind: Kind,
 }
@@ -109,6 +116,7 @@ pub fn question(terms: &Terms, present: &Present) -> Option<(Acquire, Kind)> {
     if room.nodes == 0 || missing_nodes < CRUMB || !is_worth_it {
         return None;
     }
+    let most_wait_sec = present.left.checked_sub(LAST)?.as_secs_f64();
     let all = room.nodes as f64;
     let is_partly_full = missing_nodes < all - CRUMB;
     let kind = match present.kind {
@@ -142,7 +150,10 @@ pub fn question(terms: &Terms, present: &Present) -> Option<(Acquire, Kind)> {
             question.max_num_jobs = 1;
             question.max_aggregate_nodes = Some(all + 1e-6);
         }
-        Kind::Wait => question.wait_sec = if is_partly_full { SHORT_WAIT_SEC } else { WAIT_SEC },
+        Kind::Wait => {
+            let wait_sec = if is_partly_full { SHORT_WAIT_SEC } else { WAIT_SEC };
+            question.wait_sec = wait_sec.min(most_wait_sec);
+        }
     }
     Some((question, kind))
 }
@@ -161,6 +172,7 @@ mod tests {
             rate: 0.0,
             mean_nodes: 1.0,
             minutes_left: 10,
+            left: Duration::from_secs(600),
             kind: Kind::Fill,
         }
     }
@@ -216,6 +228,13 @@ mod tests {
         let empty = Present { kind: Kind::Wait, ..present(4, 4.0, 256) };
         let (asked, _) = question(&terms(false), &empty).unwrap();
         assert_eq!((asked.max_nodes_per_job, asked.wait_sec), (Some(4), WAIT_SEC));
+    }
+
+    #[test]
+    fn nothing_is_asked_for_that_would_be_cut_off_at_once() {
+        let late = Present { kind: Kind::Wait, left: Duration::from_secs(5), ..present(4, 4.0, 256) };
+        assert_eq!(question(&terms(false), &late).unwrap().0.wait_sec, 4.0);
+        assert!(question(&terms(false), &Present { left: Duration::from_millis(900), ..late }).is_none());
     }
 
     #[test]

@@ -47,6 +47,11 @@ impl Doubts {
             .collect()
     }
 
+    /// Whether any end is in doubt: perhaps the whole allocation is being ended, and nothing new should start.
+    pub(super) fn any(&self) -> bool {
+        !self.held.is_empty()
+    }
+
     /// When the next one must be settled.
     pub(super) fn next(&self) -> Option<Instant> {
         self.held.iter().map(|(at, ..)| *at).min()
@@ -96,8 +101,9 @@ mod tests {
         let mut doubts = Doubts::default();
         let clear = doubts.sift(0, vec![ended(Outcome::Exited(143)), ended(Outcome::Exited(3))], false, now);
         assert_eq!(clear.len(), 1);
-        assert!(doubts.settle(false, now).is_empty());
+        assert!(doubts.settle(false, now).is_empty() && doubts.any());
         let settled = doubts.settle(true, now);
+        assert!(!doubts.any());
         assert_eq!(cause(&settled[0].1), Some(Cause::EndOfTime));
         assert_eq!(doubts.next(), None);
     }

@@ -16,14 +16,17 @@ mod survey;
 pub mod verdict;
 mod waiting;
 
-use std::time::{Duration, Instant};
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, Result, bail};
 use copal_client::{
     Client, SiteDir,
     launcher_exit::{ExitReason, LauncherExit},
 };
-use copal_schemas::{BatchJobId, SessionId, settings::Settings};
+use copal_schemas::{BatchJobId, SessionId, job::Job, session::Release, settings::Settings};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tracing::{error, info, warn};
 
@@ -146,6 +149,9 @@ struct Pilot {
     fleet: Fleet,
     book: Book,
     doubts: Doubts,
+    /// Workers of other nodes that are not there yet, and when they must be.
+    arriving: BTreeSet<usize>,
+    arrive_by: Instant,
     /// When each worker was lost.
     losses: Vec<Vec<Instant>>,
     last_busy: Instant,
@@ -207,6 +213,14 @@ impl Pilot {
         match heard {
             // An answer that belongs to a Session which is gone.
             Heard::Acquired(session_id, ..) | Heard::NotAcquired(session_id, _) if !self.speaks_for(session_id) => {}
+            // They come too late to be started here; others should not have to wait for the end of the Session.
+            Heard::Acquired(_, jobs, _) if self.stopping.is_some() => {
+                if let Some(lease) = &self.lease {
+                    let release =
+                        |job: Job| lease.reporter.release(Release { job_id: job.id, message: None, for_now: false });
+                    jobs.into_iter().for_each(release);
+                }
+            }
             Heard::Acquired(_, jobs, names) => {
                 self.asking.in_flight = false;
                 if std::mem::take(&mut self.asking.maybe_lost) {
@@ -275,12 +289,21 @@ impl Pilot {
                 self.report(updates);
             }
             FromFleet::Arrived(worker, connection, hardware) => {
-                self.fleet.admit(worker, connection);
-                self.book.bring_back(worker, hardware);
+                if self.arriving.remove(&worker) {
+                    self.fleet.admit(worker, connection);
+                    self.book.bring_back(worker, hardware);
+                } else {
+                    // Without a connection it ends by itself.
+                    warn!(worker, "a worker came too late");
+                }
             }
             FromFleet::CommandEnded(worker) => {
-                if self.book.is_awaited(worker) {
-                    error!(worker, "a worker could not be started; its nodes are not used");
+                if self.arriving.remove(&worker) {
+                    error!(
+                        worker,
+                        node = self.book.node_of(worker),
+                        "a worker could not be started; its node is not used"
+                    );
                     self.book.retire(worker);
                     self.stop_without_nodes();
                 }
@@ -341,9 +364,23 @@ impl Pilot {
         self.stop_without_nodes();
     }
 
+    /// Gives up on workers of other nodes that have not come in time, and on their nodes.
+    fn give_up_late_workers(&mut self, now: Instant) {
+        if now < self.arrive_by || self.arriving.is_empty() {
+            return;
+        }
+        let limit_sec = self.settings.launcher.worker_start_sec;
+        for worker in std::mem::take(&mut self.arriving) {
+            error!(worker, node = self.book.node_of(worker), "no worker came in {limit_sec} s; its node is not used");
+            self.fleet.give_up(worker);
+            self.book.retire(worker);
+        }
+        self.stop_without_nodes();
+    }
+
     /// Stops when no worker is there and none can come any more.
     fn stop_without_nodes(&mut self) {
-        if !self.fleet.any() && !(0..self.book.workers()).any(|worker| self.book.is_awaited(worker)) {
+        if !self.fleet.any() && self.arriving.is_empty() {
             self.stop(Reason::new(ExitReason::Failed, "no worker is left"));
         }
     }
@@ -378,6 +415,7 @@ impl Pilot {
             self.stop(Reason::new(ExitReason::EndOfTime, "the walltime is over"));
         }
         self.check_lease(now);
+        self.give_up_late_workers(now);
         for (worker, event) in self.doubts.settle(self.stopping.is_some(), now) {
             let updates = self.book.hear(worker, vec![event], &self.fleet, now);
             self.report(updates);
@@ -389,7 +427,7 @@ impl Pilot {
             return;
         }
         self.book.checkpoint(now, &self.deadline, self.settings.launcher.kill_grace_sec, &self.fleet);
-        if self.lease.is_some() {
+        if self.lease.is_some() && !self.doubts.any() {
             let failed = self.book.place(now, &self.deadline, &self.fleet);
             self.report(failed);
             self.book.feed(now, &self.deadline, &self.fleet);
@@ -464,6 +502,9 @@ impl Pilot {
         }
         if self.stopping.is_none() {
             wake = wake.min(self.deadline.term_at);
+            if !self.arriving.is_empty() {
+                wake = wake.min(self.arrive_by);
+            }
             if self.book.is_empty() {
                 let idle = Duration::from_secs_f64(self.settings.launcher.idle_ttl_sec.clamp(0.0, 1e9));
                 wake = wake.min(self.last_busy + idle);

@@ -13,7 +13,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 
 use super::WorkerArgs;
-use crate::protocol::{Key, Nonce, Proof, Side};
+use crate::protocol::{self, Key, Nonce, Proof, Side, WORKER_PATIENCE};
 
 /// How long a connection and its proof may take.
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -79,5 +79,6 @@ fn prove(mut stream: TcpStream, key: &Key, node: u32) -> Result<TcpStream> {
         bail!("this is not our head");
     }
     stream.set_read_timeout(None)?;
+    protocol::miss(&stream, WORKER_PATIENCE)?;
     Ok(stream)
 }

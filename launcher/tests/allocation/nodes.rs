@@ -126,6 +126,27 @@ fn pitfall_067_a_node_that_can_t_be_reached_is_told_and_the_others_are_used() {
     assert!(service.read("log").contains("no worker is left"), "{}", service.read("log"));
 }
 
+/// The command that should start a worker hangs, as it does when a node's daemon is ill.
+#[test]
+fn a_node_whose_worker_never_comes_is_told_and_the_others_are_used() {
+    let settings = "launcher:\n  idle_ttl_sec: 60\n  cpus_per_node: 2\n  worker_start_sec: 4\n  mpi: template\n  \
+                    mpi_template: \"bash -c 'case $0 in far2) echo $$ > $COPAL_HOME/hung; exec sleep 6000;; esac; exec $@' {{hosts}}\"\n";
+    let service = Service::start(settings);
+    // Only a node that is not there could hold it.
+    service.job_with(1, 1, json!({"parameters": {"cmd": "true"}, "gpus_per_rank": 1.0}));
+    service.job_with(2, 1, json!({"parameters": {"cmd": "true"}, "node_packing_count": 1}));
+    let mut launcher = launch(&service, "far[1-2]", "serial");
+    service.wait_for(2, "RUN_DONE");
+    let given_back = service.wait_until("a Job that is given back", |state| state.released.first().cloned());
+    assert_eq!(given_back["job_id"], 1);
+    let hung: i32 = service.read("home/hung").trim().parse().unwrap();
+    wait_until(|| !is_alive(hung), "the command that hung is gone");
+    let log = service.read("log");
+    assert!(log.contains("no worker came in 4 s; its node is not used") && log.contains("far2"), "{log}");
+    launcher.signal(Signal::SIGTERM);
+    assert_eq!(launcher.wait(), Some(0));
+}
+
 #[test]
 fn forty_runs_of_open_mpi_start_at_once() {
     let settings = "launcher: {idle_ttl_sec: 1, cpus_per_node: 40, mpi: openmpi}\n";

@@ -62,7 +62,7 @@ fn pitfall_094_it_is_gone_after_a_cancel() {
 
 #[test]
 fn pitfall_094_it_is_gone_after_the_end_of_time() {
-    let mut tree = Tree::grow(&["-j", "serial", "-t", "0.15", "--batch-job-id", "7"]);
+    let mut tree = Tree::grow(&["-j", "serial", "-t", "0.25", "--batch-job-id", "7"]);
     let update = tree.service.wait_for(1, "RUN_TIMEOUT");
     assert_eq!(tree.living(), Vec::<i32>::new());
     assert_eq!(update["state_data"]["reason"], "walltime");

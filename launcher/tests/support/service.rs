@@ -449,7 +449,9 @@ fn update(state: &mut State, changed: &Condvar, session: i64, body: &Value) -> O
         for release in released {
             let job = release["job_id"].as_i64().unwrap();
             state.session_of.remove(&job);
-            state.refused.insert((session, job));
+            if release["message"].is_string() {
+                state.refused.insert((session, job));
+            }
             state.released.push(release);
         }
     } else {

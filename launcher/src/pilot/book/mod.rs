@@ -31,7 +31,7 @@ use crate::{
 };
 
 /// Seconds of work that a worker has at hand while Jobs end quickly.
-const FOLLOW_SEC: f64 = 0.05;
+const FOLLOW_SEC: f64 = 0.1;
 
 /// A run that a worker has.
 #[derive(Debug)]
@@ -101,6 +101,8 @@ pub(super) struct Book {
     doubtful: Vec<Job>,
     /// Jobs that can't run here, until the service is told.
     given_back: Vec<Release>,
+    /// Jobs of which the log says why they wait.
+    told: HashSet<JobId>,
     runs: HashMap<RunId, Run>,
     run_of: HashMap<JobId, RunId>,
     slots: HashMap<SlotId, SlotState>,
@@ -143,6 +145,7 @@ impl Book {
             waiting: Waiting::default(),
             doubtful: Vec::new(),
             given_back: Vec::new(),
+            told: HashSet::new(),
             runs: HashMap::new(),
             run_of: HashMap::new(),
             slots: HashMap::new(),
@@ -167,9 +170,9 @@ impl Book {
         self.packer.set_aside(node);
     }
 
-    /// Whether a worker has not told yet what its nodes have.
-    pub(super) fn is_awaited(&self, worker: usize) -> bool {
-        self.posts[worker].nodes.iter().any(|node| self.awaited.contains(node))
+    /// The name of the node that a worker is on, or of the first of those that it serves.
+    pub(super) fn node_of(&self, worker: usize) -> &str {
+        self.posts[worker].nodes.first().map_or("", |node| self.name(*node))
     }
 
     /// Starts nothing more on the nodes of a worker.
@@ -298,7 +301,7 @@ impl Book {
     }
 
     /// How things are, for the next question to the service.
-    pub(super) fn present(&mut self, now: Instant, minutes_left: i32, kind: Kind) -> Present {
+    pub(super) fn present(&mut self, now: Instant, deadline: &Deadline, kind: Kind) -> Present {
         Present {
             room: self.packer.room(),
             waiting: self.waiting.for_next(),
@@ -306,7 +309,8 @@ impl Book {
             turn_waits: self.waiting.for_turn() > 0,
             rate: self.rate.per_sec(now, self.slots.len()),
             mean_nodes: self.mean_nodes,
-            minutes_left,
+            minutes_left: deadline.minutes_left(now),
+            left: deadline.term_at.saturating_duration_since(now),
             kind,
         }
     }

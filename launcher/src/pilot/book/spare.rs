@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use copal_schemas::{JobId, session::Release};
-use tracing::debug;
+use tracing::{debug, info};
 
 use super::{
     super::demand::{self, CRUMB},
@@ -14,6 +14,9 @@ use super::{
 const LATE_PERIOD: Duration = Duration::from_secs(5);
 /// After so long others are offered a Job that waits for its turn: one may have all nodes free by now.
 const OFFER_AFTER: Duration = Duration::from_secs(20);
+
+/// Of so many Jobs is remembered that the log says why they wait.
+const MOST_TOLD: usize = 10_000;
 
 impl Book {
     /// Gives back what was fetched ahead of the places there are, once Jobs end too slowly to need it soon. It was
@@ -57,11 +60,25 @@ impl Book {
                 self.give_back(&held.job, reason, true);
             }
         }
-        let has_waited = |since: Instant| now.saturating_duration_since(since) >= OFFER_AFTER;
+        self.tell_who_waits(now);
         let offered: Vec<JobId> =
-            self.waiting.all().filter(|held| has_waited(held.since)).map(|held| held.ask.job).collect();
+            self.waiting.all().filter(|held| now >= held.since + OFFER_AFTER).map(|held| held.ask.job).collect();
         self.hand_back(&offered);
         !offered.is_empty()
+    }
+
+    /// Logs, once for each, why a Job has not been placed.
+    fn tell_who_waits(&mut self, now: Instant) {
+        if self.told.len() > MOST_TOLD {
+            self.told.clear();
+        }
+        for held in self.waiting.all().filter(|held| now >= held.since + LATE_PERIOD) {
+            if let Some(reason) = self.packer.why(held.ask.job)
+                && self.told.insert(held.job.id)
+            {
+                info!(job.id = %held.job.id, "a Job waits: {reason}");
+            }
+        }
     }
 
     fn hand_back(&mut self, tokens: &[JobId]) {
