@@ -7,11 +7,18 @@
 )]
 #![expect(clippy::missing_panics_doc, reason = "every command here panics when it fails")]
 
-use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf, process::Output, time::Duration};
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::PathBuf,
+    process::{Command, Output},
+    time::Duration,
+};
 
 use serde_json::Value;
 
 use crate::{
+    at_site::AtSite,
     process::{Programs, Running, describe, free_port},
     wait::wait_blocking,
 };
@@ -225,6 +232,16 @@ impl Laptop {
             .filter(|line| line.contains(part))
             .filter_map(|line| line.split(':').next()?.parse().ok())
             .collect()
+    }
+}
+
+impl AtSite for Laptop {
+    fn site_folder(&self) -> PathBuf {
+        self.site_path()
+    }
+
+    fn copal_command(&self) -> Command {
+        self.programs.command("copal")
     }
 }
 

@@ -5,6 +5,7 @@
 #![expect(clippy::expect_used, reason = "a harness that can't do its work fails the test at once")]
 
 pub mod api;
+pub mod at_site;
 pub mod browser;
 pub mod cut;
 pub mod exchange;

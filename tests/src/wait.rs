@@ -45,12 +45,14 @@ where
 pub fn wait_blocking<T>(what: &str, limit: Duration, mut look: impl FnMut() -> Result<T, String>) -> T {
     let start = Instant::now();
     loop {
+        let began = Instant::now();
         match look() {
             Ok(value) => return value,
             Err(status) if start.elapsed() > limit => {
                 panic!("waited {limit:?} for {what}; the last status was {status}")
             }
-            Err(_) => std::thread::sleep(PAUSE),
+            // One who looks by running programs leaves as much time to what is waited for.
+            Err(_) => std::thread::sleep(PAUSE.max(began.elapsed())),
         }
     }
 }

@@ -40,7 +40,7 @@ async fn a_site_keeps_all_that_it_is_given() {
         "globus_endpoint_id": "8f9d2ab1-6ab6-4a25-bba8-50a8d8f4d5c0",
         "backfill_windows": {"default": [{"num_nodes": 12, "wall_time_min": 30}]},
         "node_states": {"default": {"idle": 12, "allocated": 100, "down": 16}},
-        "nodes_aside": [{"node": "n7", "until": "2026-11-30T12:30:00.000000", "reason": "3 Jobs in a row failed at once"}],
+        "nodes_aside": [{"node": "n7", "until": "2026-11-30T12:30:00", "reason": "3 Jobs in a row failed at once"}],
         "queued_jobs": {"41": {"scheduler_id": 41, "state": "queued", "queue": "default", "num_nodes": 2,
             "wall_time_min": 60, "project": "physics", "time_remaining_min": 60, "queued_time_min": 3}},
         "optional_batch_job_params": {"mig_count": "3"},

@@ -10,10 +10,9 @@ use std::{
 };
 
 use copal_tests::{
+    at_site::AtSite,
     process::{Programs, Running, describe, free_port},
-    wait::wait_blocking,
 };
-use serde_json::Value;
 
 pub(crate) const LIMIT: Duration = Duration::from_secs(90);
 
@@ -21,7 +20,7 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(90);
 fn commands(kind: &str) -> &'static [&'static str] {
     match kind {
         "pbs" => &["qsub", "qselect", "qstat", "qdel", "pbsnodes"],
-        "lsf" => &["bsub", "bjobs", "bhist", "bkill", "bhosts"],
+        "lsf" => &["bsub", "bjobs", "bhist", "bkill", "bhosts", "bqueues", "bslots"],
         "cobalt" => &["qsub", "qstat", "qdel", "nodelist"],
         "flux" => &["flux"],
         other => panic!("no stand-ins for {other}"),
@@ -112,25 +111,6 @@ impl Bed {
         entries.filter(|entry| entry.path().extension().is_some_and(|extension| extension == "json")).count()
     }
 
-    /// A command in the Site's folder that must succeed.
-    #[track_caller]
-    pub(crate) fn copal(&self, arguments: &[&str]) -> String {
-        let output = self.command("copal").current_dir(self.site()).args(arguments).output().unwrap();
-        assert!(output.status.success(), "copal {}: {}", arguments.join(" "), describe(&output));
-        String::from_utf8_lossy(&output.stdout).into_owned()
-    }
-
-    #[track_caller]
-    pub(crate) fn json(&self, arguments: &[&str]) -> Value {
-        let text = self.copal(&[arguments, &["-o", "json"]].concat());
-        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{arguments:?}: {error}: {text}"))
-    }
-
-    pub(crate) fn app(&self, name: &str, rest: &str) {
-        fs::write(self.site().join(format!("apps/{name}.yml")), format!("name: {name}\n{rest}\n")).unwrap();
-        self.copal(&["app", "sync"]);
-    }
-
     #[track_caller]
     pub(crate) fn job(&self, app: &str, workdir: &str) -> i64 {
         self.json(&["job", "create", "-y", "-a", app, "-w", workdir])[0]["id"].as_i64().unwrap()
@@ -142,58 +122,22 @@ impl Bed {
         let ask = ["queue", "submit", "-n", "1", "-t", "10", "-A", "proj", "-j", "serial", "-q", queue];
         self.json(&ask)["id"].as_i64().unwrap()
     }
+}
 
-    #[track_caller]
-    pub(crate) fn batch_job(&self, id: i64) -> Value {
-        let all = self.json(&["queue", "ls", "--history"]);
-        all.as_array().unwrap().iter().find(|batch_job| batch_job["id"] == id).unwrap().clone()
+impl AtSite for Bed {
+    fn site_folder(&self) -> PathBuf {
+        self.site()
     }
 
-    #[track_caller]
-    pub(crate) fn wait_batch_job(&self, id: i64, state: &str) -> Value {
-        wait_blocking(&format!("BatchJob {id} to be {state}"), LIMIT, || match self.batch_job(id) {
-            now if now["state"] == state => Ok(now),
-            now => Err(format!("{now}\n{}", self.logs())),
-        })
-    }
-
-    #[track_caller]
-    pub(crate) fn wait_job(&self, id: i64, state: &str) {
-        wait_blocking(&format!("Job {id} to be {state}"), LIMIT, || {
-            match &self.json(&["job", "ls", "--id", &id.to_string()])[0]["state"] {
-                now if now == state => Ok(()),
-                now => Err(format!("{now}\n{}", self.logs())),
-            }
-        });
-    }
-
-    /// Waits until `site status` says this.
-    #[track_caller]
-    pub(crate) fn wait_status(&self, text: &str) {
-        wait_blocking(text, LIMIT, || match self.copal(&["site", "status"]) {
-            status if status.contains(text) => Ok(()),
-            status => Err(status),
-        });
-    }
-
-    /// The ends of the Site's logs, for the text of a failure.
-    fn logs(&self) -> String {
-        let mut text = String::new();
-        for folder in ["log", "qsubmit"] {
-            for entry in fs::read_dir(self.site().join(folder)).into_iter().flatten().flatten() {
-                let bytes = fs::read(entry.path()).unwrap_or_default();
-                let tail = String::from_utf8_lossy(&bytes[bytes.len().saturating_sub(2_000)..]).into_owned();
-                text.push_str(&format!("\n--- {}\n{tail}", entry.path().display()));
-            }
-        }
-        text
+    fn copal_command(&self) -> Command {
+        self.command("copal")
     }
 }
 
 impl Drop for Bed {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("{}", self.logs());
+            eprintln!("{}", self.ends_of_logs());
         }
         let _ = self.command("copal").current_dir(self.site()).args(["site", "stop"]).output();
         // Their supervisors end what still runs.

@@ -7,18 +7,25 @@ mod bed;
 
 use std::{fs, path::Path};
 
-use copal_tests::wait::wait_blocking;
+use copal_tests::{at_site::AtSite, wait::wait_blocking};
 
 use crate::bed::{Bed, LIMIT};
 
 /// The part of a Site's life that every scheduler must allow.
 fn a_site_on(kind: &'static str) {
     let bed = Bed::new(kind);
+    // What `site init` found out needs no editing. Cobalt tells nothing.
+    let settings = bed.settings();
+    assert!(kind == "cobalt" || settings.contains(r#"allowed_queues: {"debug":{"max_nodes":"#), "{settings}");
     // Any queue may be asked for, so that the scheduler gets to refuse one.
     bed.set_settings(&[("sync_period", "0.5"), ("idle_ttl_sec", "2"), ("allowed_queues", "{}")]);
     bed.copal(&["site", "start"]);
     bed.app("Hello", "command: echo hello");
     bed.app("Long", "command: echo up > up; exec sleep 600");
+    if kind != "pbs" {
+        // Of PBS's nodes nobody knows which a queue may use that the Site does not name.
+        what_could_start_now(&bed);
+    }
 
     // Waiting, then running, then over, with everything that the scheduler says about it.
     bed.set("hold", Some(""));
@@ -42,6 +49,19 @@ fn a_site_on(kind: &'static str) {
     a_job_that_is_forgotten(&bed);
 }
 
+/// The hole in the queue that the idle machine is.
+fn what_could_start_now(bed: &Bed) {
+    let hole = serde_json::json!([{"num_nodes": 1, "wall_time_min": 60}]);
+    wait_blocking(
+        "the holes in the queues",
+        LIMIT,
+        || match &bed.json(&["site", "ls"])[0]["backfill_windows"]["debug"] {
+            holes if *holes == hole => Ok(()),
+            holes => Err(format!("{holes}\n{}", bed.ends_of_logs())),
+        },
+    );
+}
+
 /// The scheduler's own words for what it refuses.
 fn refusals(bed: &Bed, kind: &str) {
     let refused = bed.wait_batch_job(bed.submit("nosuch"), "submit_failed");
@@ -58,7 +78,14 @@ fn refusals(bed: &Bed, kind: &str) {
 fn removed_by_its_owner(bed: &Bed, long: i64) {
     let id = bed.submit("debug");
     bed.wait_job(long, "RUNNING");
-    bed.copal(&["queue", "rm", &id.to_string()]);
+    // Its id at the scheduler names it, too, whatever that looks like.
+    let name = match &bed.wait_batch_job(id, "running")["scheduler_id"] {
+        serde_json::Value::String(name) => name.clone(),
+        number => number.to_string(),
+    };
+    let found = bed.json(&["queue", "ls", "--scheduler-id", &name]);
+    assert_eq!(found.as_array().unwrap().iter().map(|row| &row["id"]).collect::<Vec<_>>(), [id], "{found}");
+    bed.copal(&["queue", "rm", "--scheduler-id", &name]);
     let finished = bed.wait_batch_job(id, "finished");
     assert!(finished["status_info"]["reason"].as_str().unwrap().starts_with("cancelled"), "{finished}");
     bed.wait_job(long, "RESTART_READY");
@@ -182,7 +209,7 @@ fn pitfall_063_070_a_node_on_which_jobs_fail_at_once_gets_no_more_batch_jobs() {
     let here = nix::unistd::gethostname().unwrap().into_string().unwrap();
     bed.set("nodes", Some(&format!("{here}\nn8\n")));
     let template = "template\n  mpi_template: env STANDIN_NODE={{hosts}}";
-    bed.set_settings(&[("sync_period", "0.5"), ("idle_ttl_sec", "2"), ("mpi", template)]);
+    bed.set_settings(&[("sync_period", "0.5"), ("idle_ttl_sec", "2"), ("mpi", template), ("allowed_queues", "{}")]);
     bed.copal(&["site", "start"]);
     bed.app("Picky", "command: test \"$STANDIN_NODE\" != n8");
     let array = ["job", "create", "-y", "-a", "Picky", "--array", "0-19", "-w", "picky/{index}"];
@@ -195,6 +222,11 @@ fn pitfall_063_070_a_node_on_which_jobs_fail_at_once_gets_no_more_batch_jobs() {
     bed.wait_status("n8 is set aside until");
     let status = bed.copal(&["site", "status"]);
     assert!(status.contains("Jobs in a row failed at once there and not elsewhere; first Job"), "{status}");
+    // So does the Site's record, from anywhere.
+    wait_blocking("the node in the Site's record", LIMIT, || match bed.copal(&["site", "ls", "-o", "wide"]) {
+        table if table.contains("n8 until") && table.contains("Jobs in a row failed at once there") => Ok(()),
+        table => Err(table),
+    });
     bed.set("hold", Some(""));
     let next = bed.submit("debug");
     let id = bed.wait_batch_job(next, "queued")["scheduler_id"].to_string();
@@ -203,4 +235,67 @@ fn pitfall_063_070_a_node_on_which_jobs_fail_at_once_gets_no_more_batch_jobs() {
     assert_eq!(job["avoid"], serde_json::json!(["n8"]), "{job}");
     bed.copal(&["queue", "rm", &next.to_string()]);
     bed.wait_batch_job(next, "finished");
+}
+
+/// Its Jobs have nowhere to run, and more of the same nodes would not change that.
+#[test]
+fn pitfall_133_the_elastic_queue_asks_no_more_for_what_its_nodes_gave_back() {
+    let bed = Bed::new("lsf");
+    bed.set_settings(&[("sync_period", "0.5"), ("idle_ttl_sec", "1")]);
+    let elastic = "\nelastic_queue: {service_period: 1, submit_project: proj, submit_queue: debug, job_mode: serial, \
+                   use_backfill: false, min_wall_time_min: 5, max_wall_time_min: 10, max_num_nodes: 1}\n";
+    fs::write(bed.site().join("settings.yml"), bed.settings() + elastic).unwrap();
+    bed.copal(&["site", "start"]);
+    bed.app("Hello", "command: echo hello");
+    let wide = ["job", "create", "-y", "-a", "Hello", "-w", "wide", "--gpus-per-rank", "4"];
+    let job = bed.json(&wide)[0]["id"].as_i64().unwrap();
+    wait_blocking("two allocations to have given it back", LIMIT, || match bed.json(&["queue", "ls", "--history"]) {
+        all if all.as_array().unwrap().iter().filter(|row| row["state"] == "finished").count() == 2 => Ok(()),
+        all => Err(format!("{all}\n{}", bed.ends_of_logs())),
+    });
+    bed.wait_status("Jobs need 0 nodes");
+    assert_eq!(bed.submitted(), 2);
+    let why = bed.copal(&["job", "why", &job.to_string()]);
+    assert!(why.contains("GPU"), "{why}");
+    // Work that the nodes can hold still makes demand.
+    let small = bed.job("Hello", "small");
+    bed.wait_job(small, "JOB_FINISHED");
+    wait_blocking("the third allocation to end", LIMIT, || match bed.json(&["queue", "ls"]) {
+        open if open.as_array().unwrap().is_empty() => Ok(()),
+        open => Err(open.to_string()),
+    });
+    assert_eq!(bed.submitted(), 3);
+}
+
+/// So many of its BatchJobs wait at any time, whatever there is to run, up to the cap an hour.
+#[test]
+fn the_queue_maintainer_keeps_batch_jobs_waiting() {
+    let bed = Bed::new("pbs");
+    bed.set_settings(&[("sync_period", "0.5"), ("idle_ttl_sec", "1")]);
+    let maintainer = "\nqueue_maintainer: {service_period: 1, submit_period: 1, submit_project: proj, submit_queue: debug, \
+                      job_mode: serial, num_queued_jobs: 2, num_nodes: 1, wall_time_min: 10, max_requests_per_hour: 4}\n";
+    fs::write(bed.site().join("settings.yml"), bed.settings() + maintainer).unwrap();
+    bed.set("hold", Some(""));
+    bed.copal(&["site", "start"]);
+    let queued = || bed.json(&["queue", "ls", "--state", "queued"]);
+    let two_wait = || {
+        wait_blocking("two BatchJobs to wait", LIMIT, || match queued() {
+            rows if rows.as_array().unwrap().len() == 2 => Ok(rows),
+            rows => Err(format!("{rows}\n{}", bed.ends_of_logs())),
+        })
+    };
+    let first = two_wait();
+    bed.wait_status("2 of 2 wait");
+    assert_eq!((bed.submitted(), &first[0]["num_nodes"], &first[0]["wall_time_min"]), (2, &1.into(), &10.into()));
+    // Whoever takes one away gets another.
+    bed.copal(&["queue", "rm", &first[0]["id"].to_string()]);
+    two_wait();
+    assert_eq!(bed.submitted(), 3);
+    bed.set("hold", None);
+    bed.wait_status("4 BatchJobs were asked for within an hour, which is the most allowed");
+    wait_blocking("all to end", LIMIT, || match bed.json(&["queue", "ls"]) {
+        open if open.as_array().unwrap().is_empty() => Ok(()),
+        open => Err(open.to_string()),
+    });
+    assert_eq!(bed.submitted(), 4);
 }

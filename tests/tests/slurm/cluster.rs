@@ -5,21 +5,19 @@ use std::{
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::{Command, Output},
-    time::Duration,
 };
 
 use copal_tests::{
+    at_site::AtSite,
     laptop::refused,
     process::{Programs, Running, describe, free_port},
-    wait::wait_blocking,
 };
 use nix::{
+    fcntl::{Flock, FlockArg},
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
-use serde_json::Value;
 
-const LIMIT: Duration = Duration::from_secs(90);
 /// The folder and the name of the second Site, where a test makes one.
 pub(crate) const LAPTOP: &str = "laptop";
 
@@ -33,26 +31,38 @@ pub(crate) struct Cluster {
 /// The simulated cluster; taken down when dropped.
 struct Bed {
     folder: tempfile::TempDir,
-    port: u16,
+    ports: Ports,
     cpus: u32,
     accounting: bool,
 }
 
-/// The first of the ports that a bed takes: it, one for each node, and the thousandth. Below the range
-/// from which the system gives ports to connections, which come and go at any time.
-fn free_block() -> u16 {
-    let is_free = |port: u16| std::net::TcpListener::bind(("127.0.0.1", port)).is_ok();
-    let blocks = (11..32u16).map(|thousand| thousand * 1_000);
-    let first = blocks.into_iter().find(|first| (0..5).chain([999]).all(|offset| is_free(first + offset)));
-    first.expect("a block of free ports below 32000")
+/// Ports of a bed's own: the first, one for each node behind it, and the thousandth. Below the range from which the system
+/// gives ports to connections, which come and go at any time.
+struct Ports {
+    first: u16,
+    /// Keeps other tests' beds off, which choose theirs at the same time.
+    _lock: Flock<fs::File>,
+}
+
+impl Ports {
+    fn take() -> Self {
+        let is_free = |port: u16| std::net::TcpListener::bind(("127.0.0.1", port)).is_ok();
+        let block = |thousand: u16| {
+            let first = thousand * 1_000;
+            let file = fs::File::create(format!("{}/slurm-ports-{first}", env!("CARGO_TARGET_TMPDIR"))).ok()?;
+            let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock).ok()?;
+            (0..5).chain([999]).all(|offset| is_free(first + offset)).then_some(Self { first, _lock: lock })
+        };
+        (11..32).find_map(block).expect("a block of free ports below 32000")
+    }
 }
 
 impl Bed {
     fn up(cpus: u32, accounting: bool) -> Self {
         // Slurm's sockets are in it, and their paths must be short.
         let folder = tempfile::Builder::new().prefix("copal-slurm-").tempdir_in("/tmp").expect("a temporary folder");
-        let port = free_block();
-        let bed = Self { folder, port, cpus, accounting };
+        let ports = Ports::take();
+        let bed = Self { folder, ports, cpus, accounting };
         let output = bed.script("up", &["4"]);
         assert!(output.status.success(), "tests/slurm-cluster up: {}", describe(&output));
         bed
@@ -63,7 +73,7 @@ impl Bed {
             .arg(verb)
             .args(arguments)
             .env("SLURM_BED_DIR", self.folder.path())
-            .env("SLURM_BED_PORT", self.port.to_string())
+            .env("SLURM_BED_PORT", self.ports.first.to_string())
             .env("SLURM_BED_ACCT", if self.accounting { "1" } else { "0" })
             .env("SLURM_BED_CPUS", self.cpus.to_string())
             .output()
@@ -160,24 +170,6 @@ impl Cluster {
         refused(&self.try_copal(arguments), 1)
     }
 
-    fn try_copal(&self, arguments: &[&str]) -> Output {
-        self.command("copal").current_dir(self.site_path()).args(arguments).output().expect("copal starts")
-    }
-
-    /// A command in the Site's folder that must succeed.
-    #[track_caller]
-    pub(crate) fn copal(&self, arguments: &[&str]) -> String {
-        let output = self.try_copal(arguments);
-        assert!(output.status.success(), "copal {}: {}", arguments.join(" "), describe(&output));
-        String::from_utf8_lossy(&output.stdout).into_owned()
-    }
-
-    #[track_caller]
-    pub(crate) fn json(&self, arguments: &[&str]) -> Value {
-        let text = self.copal(&[arguments, &["-o", "json"]].concat());
-        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{arguments:?}: {error}: {text}"))
-    }
-
     /// A client of Slurm that must succeed.
     #[track_caller]
     pub(crate) fn slurm(&self, program: &str, arguments: &[&str]) -> String {
@@ -223,11 +215,6 @@ impl Cluster {
         fs::write(&path, format!("{}launcher:\n  {lines}\n{after}", &text[..start])).unwrap();
     }
 
-    pub(crate) fn app(&self, name: &str, rest: &str) {
-        fs::write(self.site_path().join(format!("apps/{name}.yml")), format!("name: {name}\n{rest}\n")).unwrap();
-        self.copal(&["app", "sync"]);
-    }
-
     #[track_caller]
     pub(crate) fn job(&self, arguments: &[&str]) -> i64 {
         self.json(&[&["job", "create", "-y"], arguments].concat())[0]["id"].as_i64().unwrap()
@@ -240,30 +227,6 @@ impl Cluster {
         let mode: &[&str] = if arguments.contains(&"-j") { &[] } else { &["-j", "mpi"] };
         let all = [&["queue", "submit", "-t", "10", "-A", "proj"], mode, queue, arguments].concat();
         self.json(&all)["id"].as_i64().unwrap()
-    }
-
-    #[track_caller]
-    pub(crate) fn batch_job(&self, id: i64) -> Value {
-        let all = self.json(&["queue", "ls", "--history"]);
-        all.as_array().unwrap().iter().find(|batch_job| batch_job["id"] == id).unwrap().clone()
-    }
-
-    #[track_caller]
-    pub(crate) fn wait_batch_job(&self, id: i64, state: &str) -> Value {
-        wait_blocking(&format!("BatchJob {id} to be {state}"), LIMIT, || match self.batch_job(id) {
-            now if now["state"] == state => Ok(now),
-            now => Err(format!("{now}\n{}", self.logs())),
-        })
-    }
-
-    #[track_caller]
-    pub(crate) fn wait_job(&self, id: i64, state: &str) {
-        wait_blocking(&format!("Job {id} to be {state}"), LIMIT, || {
-            match &self.json(&["job", "ls", "--id", &id.to_string()])[0]["state"] {
-                now if now == state => Ok(()),
-                now => Err(format!("{now}\n{}", self.logs())),
-            }
-        });
     }
 
     /// Starts an agent whose sbatch submits, says nothing and takes the agent down.
@@ -305,18 +268,15 @@ impl Cluster {
         assert!(!pids.is_empty(), "no slurmctld of {}", conf.display());
         pids.into_iter().for_each(|pid| kill(Pid::from_raw(pid), signal).unwrap());
     }
+}
 
-    /// The ends of the Site's logs, for the text of a failure.
-    pub(crate) fn logs(&self) -> String {
-        let mut text = String::new();
-        for folder in ["log", "qsubmit"] {
-            for entry in fs::read_dir(self.site_path().join(folder)).into_iter().flatten().flatten() {
-                let bytes = fs::read(entry.path()).unwrap_or_default();
-                let tail = String::from_utf8_lossy(&bytes[bytes.len().saturating_sub(2_000)..]).into_owned();
-                text.push_str(&format!("\n--- {}\n{tail}", entry.path().display()));
-            }
-        }
-        text
+impl AtSite for Cluster {
+    fn site_folder(&self) -> PathBuf {
+        self.site_path()
+    }
+
+    fn copal_command(&self) -> Command {
+        self.command("copal")
     }
 }
 
@@ -324,7 +284,7 @@ impl Drop for Cluster {
     fn drop(&mut self) {
         // A frozen controller would take nobody down.
         if std::thread::panicking() {
-            eprintln!("{}", self.logs());
+            eprintln!("{}", self.ends_of_logs());
         }
         for site in ["site", LAPTOP] {
             let _ = self.command("copal").args(["site", "stop", site]).output();

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use copal_tests::{process::describe, wait::wait_blocking};
+use copal_tests::{at_site::AtSite, process::describe, wait::wait_blocking};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -185,7 +185,7 @@ fn eight_long_jobs(cluster: &Cluster, odd: &str) -> (Vec<i64>, i64) {
     let allocation = cluster.submit(&["-n", "4", "-j", "serial"]);
     wait_blocking("eight processes on four nodes", LIMIT, || match processes(odd).len() {
         8 => Ok(()),
-        count => Err(format!("{count}; {}", cluster.logs())),
+        count => Err(format!("{count}; {}", cluster.ends_of_logs())),
     });
     // The service knows of them too.
     jobs.iter().for_each(|job| cluster.wait_job(*job, "RUNNING"));
@@ -246,7 +246,7 @@ impl Cluster {
             let text = fs::read_to_string(&path).unwrap_or_default();
             let mut ranks: Vec<Rank> = text.lines().filter_map(parse).collect();
             ranks.sort();
-            if ranks.len() == count { Ok(ranks) } else { Err(format!("{text}\n{}", self.logs())) }
+            if ranks.len() == count { Ok(ranks) } else { Err(format!("{text}\n{}", self.ends_of_logs())) }
         })
     }
 }

@@ -15,7 +15,7 @@ mod launcher;
 
 use std::time::Duration;
 
-use copal_tests::wait::wait_blocking;
+use copal_tests::{at_site::AtSite, wait::wait_blocking};
 
 use crate::cluster::Cluster;
 
@@ -30,6 +30,7 @@ fn a_site_on_slurm() {
     cluster.launcher_settings("idle_ttl_sec: 600");
     cluster.app("Hello", "command: echo Hello, {{name}}!\nparameters: {name: {required: true}}");
     cluster.app("Long", "command: sleep 600");
+    cluster.app("Gated", "command: until [ -e ../../gate ]; do sleep 0.2; done");
 
     // Slurm's own words for what it refuses, where the Site has no rule against it.
     cluster.allow_any_queue();
@@ -48,7 +49,7 @@ fn a_site_on_slurm() {
     // Two nodes run a short Job and one of two nodes; scancel from outside ends it well.
     let allocation = cluster.submit(&["-n", "2"]);
     let hello = cluster.job(&["-a", "Hello", "-w", "hello", "-p", "name=Slurm"]);
-    let long = cluster.job(&["-a", "Long", "-w", "long", "-n", "2"]);
+    let long = cluster.job(&["-a", "Gated", "-w", "long", "-n", "2"]);
     cluster.wait_job(hello, "JOB_FINISHED");
     cluster.wait_job(long, "RUNNING");
     let running = cluster.wait_batch_job(allocation, "running");
@@ -64,7 +65,15 @@ fn a_site_on_slurm() {
     cluster.copal(&["queue", "rm", &allocation.to_string()]);
     cluster.wait_batch_job(allocation, "finished");
     cluster.wait_job(long, "RESTART_READY");
-    cluster.copal(&["job", "cancel", &long.to_string(), "-y"]);
+
+    // Both ended it well, so a third allocation finishes it.
+    std::fs::write(cluster.site_path().join("gate"), "").unwrap();
+    let allocation = cluster.submit(&["-n", "2"]);
+    cluster.wait_job(long, "JOB_FINISHED");
+    let events = cluster.json(&["events", "ls", "--job-id", &long.to_string(), "--to-state", "RUN_TIMEOUT"]);
+    assert_eq!(events.as_array().unwrap().len(), 2, "{events}");
+    cluster.copal(&["queue", "rm", &allocation.to_string()]);
+    cluster.wait_batch_job(allocation, "finished");
 
     a_crash_between_sbatch_and_its_record_makes_no_second_allocation(&cluster);
     a_controller_that_does_not_answer_changes_nothing(&cluster);
