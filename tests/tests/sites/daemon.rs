@@ -2,13 +2,16 @@
 
 use std::{fs, time::Duration};
 
-use copal_tests::laptop::{Laptop, refused};
+use copal_tests::{
+    at_site::AtSite,
+    laptop::{Laptop, refused},
+};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
 
-use crate::{change_settings, wait_batch_job, wait_status};
+use crate::change_settings;
 
 fn this_host() -> String {
     nix::unistd::gethostname().unwrap().into_string().unwrap()
@@ -29,7 +32,7 @@ fn new_settings_take_effect_without_losing_what_runs() {
     let first = laptop.allocation("serial", 10);
     laptop.wait_state(job, "RUNNING");
     let second = laptop.allocation("serial", 10);
-    wait_batch_job(&laptop, second, "queued");
+    laptop.wait_batch_job(second, "queued");
 
     change_settings(&laptop, "local_nodes: 1", "local_nodes: 2");
     change_settings(&laptop, "max_nodes: 1000,", "max_nodes: 2,");
@@ -39,7 +42,7 @@ fn new_settings_take_effect_without_losing_what_runs() {
     assert_eq!(changes["agent"]["applied"], true, "{changes}");
     assert!(changes["settings"]["allowed_queues"].is_string(), "{changes}");
     // The second node is there, and the first still runs what it ran.
-    wait_batch_job(&laptop, second, "running");
+    laptop.wait_batch_job(second, "running");
     assert_eq!((laptop.state(job).as_str(), agent_pid(&laptop)), ("RUNNING", pid));
     assert_eq!(laptop.history(job).iter().filter(|state| *state == "RUNNING").count(), 1);
     let text = laptop.try_site(&["site", "sync"]);
@@ -51,12 +54,12 @@ fn new_settings_take_effect_without_losing_what_runs() {
     let text = refused(&laptop.try_site(&["site", "sync"]), 1);
     assert!(text.contains("settings.yml") && text.contains("lokal_nodes"), "{text}");
     kill(Pid::from_raw(pid), Signal::SIGHUP).unwrap();
-    wait_status(&laptop, "the settings before it hold");
+    laptop.wait_status("the settings before it hold");
     change_settings(&laptop, "lokal_nodes: 3", "local_nodes: 2");
     laptop.site(&["site", "sync"]);
     for id in [first, second] {
         laptop.site(&["queue", "rm", &id.to_string()]);
-        wait_batch_job(&laptop, id, "finished");
+        laptop.wait_batch_job(id, "finished");
     }
 }
 
@@ -84,7 +87,7 @@ fn pitfall_074_another_machine_has_the_site(laptop: &Laptop) {
         let text = fs::read_to_string(path).unwrap();
         text.replace(&this_host(), "login-two")
     };
-    wait_status(laptop, "well");
+    laptop.wait_status("well");
     let texts: Vec<String> = files.iter().map(|path| move_to_other_host(path)).collect();
     laptop.site(&["site", "stop"]);
     files.iter().zip(&texts).for_each(|(path, text)| fs::write(path, text).unwrap());
@@ -129,4 +132,16 @@ fn the_unit_of_systemd_runs_the_agent(laptop: &Laptop) {
     }
     agent.signal(Signal::SIGTERM);
     assert_eq!(agent.wait(Duration::from_secs(60)), 0);
+}
+
+/// A password that is given to a command in its environment is for that command alone.
+#[test]
+fn what_a_site_runs_does_not_have_its_owners_password() {
+    let laptop = Laptop::new();
+    laptop.init_site(1);
+    laptop.copal_with_password("correct horse", &["site", "start", laptop.site_path().to_str().unwrap()]);
+    let environment = fs::read(format!("/proc/{}/environ", agent_pid(&laptop))).unwrap();
+    let names: Vec<_> = environment.split(|byte| *byte == 0).filter(|line| line.starts_with(b"COPAL_")).collect();
+    let names = names.iter().map(|line| String::from_utf8_lossy(line)).collect::<Vec<_>>().join(" ");
+    assert!(names.contains("COPAL_HOME=") && !names.contains("COPAL_PASSWORD"), "{names}");
 }

@@ -2,19 +2,17 @@
 
 use std::{fs, path::Path, process::Command};
 
-use copal_tests::{laptop::Laptop, process::describe};
+use copal_tests::{Api, at_site::AtSite, laptop::Laptop, process::describe};
 use nix::sys::signal::Signal;
-
-use crate::{batch_job_state, wait_batch_job, wait_status};
 
 #[test]
 fn an_outage_of_the_service_is_shown_and_passes() {
     let mut laptop = Laptop::with_site(1);
-    wait_status(&laptop, "well");
+    laptop.wait_status("well");
     let server = laptop.server.take().unwrap();
     server.signal(Signal::SIGKILL);
     drop(server);
-    let text = wait_status(&laptop, "can't reach the service at http://127.0.0.1");
+    let text = laptop.wait_status("can't reach the service at http://127.0.0.1");
     assert!(text.contains("times"), "{text}");
     let services = laptop.json(&["site", "status"])["status"]["services"].clone();
     let ill = services.as_object().unwrap().values().find(|service| service["failures"].as_i64() > Some(0)).unwrap();
@@ -22,13 +20,37 @@ fn an_outage_of_the_service_is_shown_and_passes() {
 
     let (server, _) = laptop.programs.start_server(laptop.port, &[]);
     laptop.server = Some(server);
+    all_is_well(&laptop);
+    let id = laptop.allocation("serial", 10);
+    laptop.wait_batch_job(id, "finished");
+}
+
+#[test]
+fn a_login_that_was_ended_is_shown_until_its_owner_logs_in() {
+    let laptop = Laptop::with_site(1);
+    laptop.wait_status("well");
+    let url = format!("http://127.0.0.1:{}", laptop.port);
+    let login = fs::read_to_string(laptop.site_path().join("agent.yml")).unwrap();
+    let token = login.lines().find_map(|line| line.strip_prefix("refresh_token: ")).expect("a refresh token");
+    laptop.copal(&["logout"]);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(Api::new(&url).post_form("/auth/revoke", &[("token", token.trim_matches('"'))])).deleted();
+    let text = laptop.wait_status("does not accept the Site's login any more; run `copal login`");
+    assert!(text.contains("runs, pid"), "{text}");
+
+    laptop.copal_with_password("correct horse", &["login", "--url", &url, "--username", "ann"]);
+    all_is_well(&laptop);
+    let id = laptop.allocation("serial", 10);
+    laptop.wait_batch_job(id, "finished");
+}
+
+/// Waits until no task of the agent has failed when it was last tried.
+fn all_is_well(laptop: &Laptop) {
     copal_tests::wait::wait_blocking("all tasks to be well again", copal_tests::laptop::LIMIT, || {
         let status = laptop.json(&["site", "status"])["status"]["services"].clone();
         let services = status.as_object().unwrap();
         if services.values().all(|service| service["failures"] == 0) { Ok(()) } else { Err(status.to_string()) }
     });
-    let id = laptop.allocation("serial", 10);
-    wait_batch_job(&laptop, id, "finished");
 }
 
 /// A file system of its own for `qsubmit/`, which is filled up; unmounted when dropped.
@@ -69,10 +91,10 @@ fn pitfall_075_a_full_disk_loses_no_batch_job() {
     {}
     laptop.site(&["site", "start"]);
     let id = laptop.allocation("serial", 10);
-    wait_status(&laptop, "No space left on device");
-    assert_eq!(batch_job_state(&laptop, id), "pending_submission");
+    laptop.wait_status("No space left on device");
+    assert_eq!(laptop.batch_job(id)["state"], "pending_submission");
     fs::remove_file(&filler).unwrap();
-    wait_batch_job(&laptop, id, "finished");
+    laptop.wait_batch_job(id, "finished");
     laptop.site(&["site", "stop"]);
     drop(disk);
 }

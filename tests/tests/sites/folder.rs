@@ -2,9 +2,10 @@
 
 use std::fs;
 
-use copal_tests::laptop::{Laptop, refused};
-
-use crate::{batch_job_state, wait_batch_job, wait_status};
+use copal_tests::{
+    at_site::AtSite,
+    laptop::{Laptop, refused},
+};
 
 #[test]
 fn a_site_is_moved_renamed_and_removed() {
@@ -48,7 +49,7 @@ fn a_site_is_moved_renamed_and_removed() {
 #[test]
 fn a_folder_moved_by_hand_stops_everything_until_it_is_told() {
     let laptop = Laptop::with_site(1);
-    wait_status(&laptop, "well");
+    laptop.wait_status("well");
     let (old, new) = (laptop.site_path(), laptop.programs.home().join("moved"));
     fs::rename(&old, &new).unwrap();
     let words = ["queue", "submit", "--site", "laptop", "-n", "1", "-t", "10", "-j", "serial", "-o", "json"];
@@ -70,6 +71,6 @@ fn a_folder_moved_by_hand_stops_everything_until_it_is_told() {
     laptop.copal(&["site", "mv", old.to_str().unwrap()]);
     laptop.site(&["site", "start"]);
     let id = made["id"].as_i64().unwrap();
-    wait_batch_job(&laptop, id, "finished");
-    assert_eq!(batch_job_state(&laptop, id), "finished");
+    laptop.wait_batch_job(id, "finished");
+    assert_eq!(laptop.batch_job(id)["state"], "finished");
 }
