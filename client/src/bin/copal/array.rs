@@ -1,7 +1,7 @@
 //! Arrays of Jobs on the command line: `--array 0-99:2,200%10`. What an index becomes in a Job is
 //! `copal_schemas::job_array`.
 
-use std::{collections::HashSet, str::FromStr};
+use std::{collections::HashSet, fmt, str::FromStr};
 
 use copal_schemas::job_array::{IndexText, MAX_ARRAY};
 
@@ -60,6 +60,20 @@ impl ArraySpec {
         self.ranges.iter().flat_map(move |range| range.slices(most))
     }
 
+    /// All but the first `count` indices.
+    pub(crate) fn after(&self, count: i64) -> Self {
+        let mut left = count;
+        let mut ranges = Vec::new();
+        for range in &self.ranges {
+            let skipped = left.min(range.len());
+            left -= skipped;
+            if skipped < range.len() {
+                ranges.push(Range { first: range.first + skipped * range.step, ..*range });
+            }
+        }
+        Self { ranges, at_once: self.at_once }
+    }
+
     /// How many there are.
     pub(crate) fn len(&self) -> i64 {
         self.ranges.iter().map(|range| range.len()).sum()
@@ -75,6 +89,21 @@ impl ArraySpec {
         let first = self.ranges.iter().map(|range| range.first).min().unwrap_or(0);
         let last = self.ranges.iter().map(|range| range.last).max().unwrap_or(0);
         (first, last, self.ranges.first().map_or(1, |range| range.step))
+    }
+}
+
+impl fmt::Display for ArraySpec {
+    /// As it is written on the command line.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (place, Range { first, last, step }) in self.ranges.iter().enumerate() {
+            f.write_str(if place == 0 { "" } else { "," })?;
+            match (first == last, *step) {
+                (true, _) => write!(f, "{first}")?,
+                (false, 1) => write!(f, "{first}-{last}")?,
+                (false, step) => write!(f, "{first}-{last}:{step}")?,
+            }
+        }
+        self.at_once.map_or(Ok(()), |most| write!(f, "%{most}"))
     }
 }
 
@@ -161,6 +190,20 @@ mod tests {
             let again: Vec<i64> = slices.iter().flat_map(|slice| slice.indices()).collect();
             prop_assert_eq!(again, spec.indices().collect::<Vec<_>>());
             prop_assert!(slices.iter().all(|slice| slice.len() <= most));
+        }
+
+        #[test]
+        fn what_is_left_is_written_so_that_it_can_be_read(
+            first in 0..50_u32, length in 0..60_u32, step in 1..7_u32, done in 0..70_usize,
+        ) {
+            let spec: ArraySpec = format!("{first}-{}:{step},1000,2000-2003%7", first + length).parse().unwrap();
+            let left: Vec<i64> = spec.indices().skip(done).collect();
+            let rest = spec.after(done as i64);
+            prop_assert_eq!(rest.indices().collect::<Vec<_>>(), left.clone());
+            if !left.is_empty() {
+                let read: ArraySpec = rest.to_string().parse().unwrap();
+                prop_assert_eq!((read.indices().collect::<Vec<_>>(), read.at_once), (left, Some(7)));
+            }
         }
     }
 }

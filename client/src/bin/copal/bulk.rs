@@ -1,5 +1,5 @@
 //! Many Jobs created by few calls. What a call creates it creates wholly or not at all, and a
-//! repeated one creates nothing again.
+//! repeated one creates nothing again. Ctrl-C ends it between two calls, so that it is known what was created.
 
 use std::{cell::Cell, fmt::Write, time::Duration};
 
@@ -17,8 +17,9 @@ use uuid::Uuid;
 
 use crate::{
     array::ArraySpec,
-    failure::{Failure, Result},
+    failure::{Failure, INTERRUPTED, Result},
     ids::Shortest,
+    interrupt::Interrupt,
     selection::Pages,
 };
 
@@ -39,17 +40,32 @@ pub(crate) struct NewArray {
     pub(crate) ids: Shortest,
 }
 
-/// Creates the Jobs of an array, in the order of its indices.
+/// Creates the Jobs of an array, in the order of its indices. `rest` says how those after the first so many are made.
 ///
 /// # Errors
-/// When the service refuses or is away; the failure says what was created before.
-pub(crate) async fn create_array(client: &Client, template: &JobCreate, array: &ArraySpec) -> Result<NewArray> {
+/// When the service refuses or is away, and on Ctrl-C; the failure says what was created before.
+pub(crate) async fn create_array(
+    client: &Client,
+    template: &JobCreate,
+    array: &ArraySpec,
+    rest: impl Fn(i64) -> String,
+) -> Result<NewArray> {
     let total = usize::try_from(array.len()).unwrap_or(usize::MAX);
     let bar = progress(total);
+    let interrupt = Interrupt::new();
     let mut ids = Shortest::default();
     let mut id = None;
+    let part = |id: i64, ids: &Shortest| Part {
+        created: format!("{} of {total} Jobs were created: array {id}, Jobs {ids}", ids.len()),
+        undo: format!("`copal job rm --array {id}` deletes them"),
+        rest: Some(rest(ids.len())),
+    };
     for slice in array.slices(ARRAY_JOBS_A_CALL) {
-        let part = JobArrayCreate {
+        if let Some(id) = id.filter(|_| interrupt.was_pressed()) {
+            bar.finish_and_clear();
+            return Err(part(id, &ids).interrupted());
+        }
+        let wanted = JobArrayCreate {
             first: slice.first,
             last: slice.last,
             step: slice.step,
@@ -58,16 +74,14 @@ pub(crate) async fn create_array(client: &Client, template: &JobCreate, array: &
             job: template.clone(),
         };
         let key = Uuid::new_v4();
-        let made = match patiently(async || client.create_job_array(&part, key).await).await {
+        let made = match patiently(async || client.create_job_array(&wanted, key).await).await {
             Ok(made) => made,
             Err(error) => {
+                bar.finish_and_clear();
                 let failure = describe(error, 0, &|_| None);
                 return Err(match id {
                     None => failure,
-                    Some(id) => {
-                        let hint = format!("{} of {total} Jobs were created: array {id}, Jobs {ids}", ids.len());
-                        failure.hint(hint).after_changes()
-                    }
+                    Some(id) => part(id, &ids).failed(failure),
                 });
             }
         };
@@ -98,7 +112,7 @@ pub(crate) async fn create_array(client: &Client, template: &JobCreate, array: &
 /// made; `place` names a Job for people by its number.
 ///
 /// # Errors
-/// When the service refuses or is away; the failure says what was created before.
+/// When the service refuses or is away, and on Ctrl-C; the failure says what was created before.
 pub(crate) async fn create_all(
     client: &Client,
     jobs: &[JobCreate],
@@ -108,9 +122,10 @@ pub(crate) async fn create_all(
     let total = jobs.len();
     let bar = progress(total);
     let size = if total <= MAX_BULK { MAX_BULK } else { JOBS_A_CALL };
-    // Once a call failed no other is begun; those under way are awaited, to know what they created.
+    // After a failure or Ctrl-C no other call is begun; those under way are awaited, to know what they created.
+    let interrupt = Interrupt::new();
     let failed = Cell::new(false);
-    let chunks = jobs.chunks(size).enumerate().take_while(|_| !failed.get());
+    let chunks = jobs.chunks(size).enumerate().take_while(|_| !failed.get() && !interrupt.was_pressed());
     let calls = stream::iter(chunks).map(|(number, chunk)| async move {
         let key = Uuid::new_v4();
         let outcome = patiently(async || client.create_jobs(chunk, key).await).await;
@@ -132,13 +147,46 @@ pub(crate) async fn create_all(
         }
     }
     bar.finish_and_clear();
-    match failure {
-        None => Ok(ids),
-        Some(failure) if ids.is_empty() => Err(failure),
-        Some(failure) => {
-            let which = Shortest::of(ids.iter().map(|id| id.0));
-            Err(failure.hint(format!("{} of {total} Jobs were created: {which}", ids.len())).after_changes())
+    let all_or_rest = failure.is_none();
+    let part = || {
+        let which = Shortest::of(ids.iter().map(|id| id.0));
+        Part {
+            created: format!("{} of {total} Jobs were created: {which}", ids.len()),
+            undo: format!("`copal job rm {}` deletes them", which.to_string().replace(',', " ")),
+            // Of those under way with the one that failed some may have been created.
+            rest: place(ids.len()).filter(|_| all_or_rest).map(|place| format!("the rest begins in {place}")),
         }
+    };
+    match failure {
+        Some(failure) if ids.is_empty() => Err(failure),
+        Some(failure) => Err(part().failed(failure)),
+        None if ids.len() < total => Err(part().interrupted()),
+        None => Ok(ids),
+    }
+}
+
+/// What was created of more that was to be, for people.
+struct Part {
+    created: String,
+    /// How it is undone.
+    undo: String,
+    /// How it is gone on with.
+    rest: Option<String>,
+}
+
+impl Part {
+    fn remedy(&self) -> String {
+        self.rest.iter().fold(self.undo.clone(), |text, rest| format!("{text}, {rest}"))
+    }
+
+    /// After Ctrl-C.
+    fn interrupted(self) -> Failure {
+        Failure::new(format!("interrupted: {}", self.created)).hint(self.remedy()).exit(INTERRUPTED).after_changes()
+    }
+
+    /// After a call that failed.
+    fn failed(self, failure: Failure) -> Failure {
+        failure.hint(format!("{}; {}", self.created, self.remedy())).after_changes()
     }
 }
 

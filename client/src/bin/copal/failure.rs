@@ -43,9 +43,9 @@ impl Failure {
         }
     }
 
-    /// Exit code 2.
+    /// Exit code 2. Without another hint it names the help.
     pub(crate) fn usage(message: impl Into<String>) -> Self {
-        Self { exit: USAGE, ..Self::new(message) }
+        Self { exit: USAGE, ..Self::new(message).hint("--help says more") }
     }
 
     /// With a line that says what to do.
@@ -223,7 +223,10 @@ impl From<clap::Error> for Failure {
             paragraph.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ")
         });
         let message = paragraphs.next().unwrap_or_default();
-        let message = message.strip_prefix("error: ").unwrap_or(&message).to_owned();
+        let mut message = message.strip_prefix("error: ").unwrap_or(&message).to_owned();
+        for technical in ["invalid digit found in string", "invalid float literal"] {
+            message = message.replace(technical, "a number is wanted");
+        }
         let rest: Vec<String> = paragraphs.collect();
         let hint = rest
             .iter()
@@ -318,6 +321,10 @@ mod tests {
         error: invalid value 'name' for '--param <NAME=VALUE>': "name" is not KEY=VALUE
         hint: --help says more
         "#);
+        insta::assert_snapshot!(lines("copal job show seven"), @r"
+        error: invalid value 'seven' for '<ID>': a number is wanted
+        hint: --help says more
+        ");
         insta::assert_snapshot!(lines("copal queue submit -n 0 -t 5 -j mpi"), @r"
         error: invalid value '0' for '--num-nodes <NODES>': 0 is not in 1..=2147483647
         hint: --help says more

@@ -14,6 +14,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 use crate::{
     context::Context,
     failure::{Result, describe},
+    interrupt::Interrupt,
     output::is_interactive,
 };
 
@@ -44,14 +45,13 @@ pub(crate) async fn watch(
 ) -> Result<()> {
     let mut ticks = interval(TICK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let interrupted = tokio::signal::ctrl_c();
-    tokio::pin!(interrupted);
+    let mut interrupt = Interrupt::new();
     let mut away = false;
     loop {
         let position = stream.last_event_id();
         let broke = loop {
             tokio::select! {
-                signal = &mut interrupted => return Ok(signal?),
+                () = interrupt.pressed() => return Ok(()),
                 _ = ticks.tick() => on(News::Tick)?,
                 change = stream.next() => match change {
                     Ok(Some(change)) => on(News::Change(Box::new(change)))?,
@@ -68,7 +68,7 @@ pub(crate) async fn watch(
         let position = stream.last_event_id().or(position);
         stream = loop {
             let opened = tokio::select! {
-                signal = &mut interrupted => return Ok(signal?),
+                () = interrupt.pressed() => return Ok(()),
                 opened = client.stream(query, position.clone()) => opened,
             };
             match opened {
@@ -79,7 +79,7 @@ pub(crate) async fn watch(
                         away = true;
                     }
                     tokio::select! {
-                        signal = &mut interrupted => return Ok(signal?),
+                        () = interrupt.pressed() => return Ok(()),
                         () = sleep(RETRY_PAUSE) => {}
                     }
                 }

@@ -11,6 +11,7 @@ mod failure;
 mod follow;
 mod human;
 mod ids;
+mod interrupt;
 mod live;
 mod output;
 mod prompt;
@@ -41,6 +42,7 @@ fn main() -> ExitCode {
             return ExitCode::from(failure.exit_code());
         }
     };
+    interrupt::listen();
     let context = Context { out: Output::new(cli.output, cli.fields), clock: Clock::here() };
     let outcome = tokio::runtime::Builder::new_current_thread()
         .enable_all()

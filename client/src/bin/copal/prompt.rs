@@ -4,21 +4,16 @@
 use std::{
     env,
     io::{self, Read, Write},
-    process,
-    sync::{Arc, Mutex, OnceLock},
-    thread,
 };
 
 use dialoguer::{Confirm, Input, Password};
-use nix::sys::{
-    signal::{SigSet, Signal},
-    termios::{SetArg, Termios, tcgetattr, tcsetattr},
-};
+use nix::sys::termios::{SetArg, Termios, tcgetattr, tcsetattr};
 use secrecy::SecretString;
 
 use crate::{
     args::account::Account,
     failure::{Failure, INTERRUPTED, Result},
+    interrupt::Tidy,
     output::is_interactive,
 };
 
@@ -52,54 +47,42 @@ pub(crate) fn line(
     if let Some(default) = default {
         input = input.default(default.into());
     }
-    Terminal::keep().asked(input.interact_text())
+    let terminal = Terminal::keep();
+    terminal.asked(input.interact_text())
 }
 
-/// The terminal as it was before the first question. Questions hide the cursor or what is typed; whoever presses
-/// Ctrl-C then gets the terminal back as it was.
-#[derive(Clone)]
-struct Terminal(Arc<Mutex<Option<Termios>>>);
+/// The terminal as it was before a question. Questions hide the cursor or what is typed; whoever presses Ctrl-C then
+/// gets the terminal back as it was.
+struct Terminal {
+    before: Option<Termios>,
+    _tidy: Tidy,
+}
 
 impl Terminal {
     fn keep() -> Self {
-        static KEPT: OnceLock<Terminal> = OnceLock::new();
-        KEPT.get_or_init(|| {
-            let terminal = Self(Arc::new(Mutex::new(tcgetattr(io::stdin()).ok())));
-            let kept = terminal.clone();
-            // From here on only the thread below hears of Ctrl-C. Programs that are started later are not affected:
-            // they begin without blocked signals.
-            let interrupt = SigSet::from(Signal::SIGINT);
-            if interrupt.thread_block().is_ok() {
-                thread::spawn(move || {
-                    if interrupt.wait().is_ok() {
-                        kept.restore();
-                        process::exit(INTERRUPTED.into());
-                    }
-                });
-            }
-            terminal
-        })
-        .clone()
+        let before = tcgetattr(io::stdin()).ok();
+        let kept = before.clone();
+        Self { before, _tidy: Tidy::by(move || restore(kept.as_ref())) }
     }
 
     /// The answer. Ctrl-C, which a question may read as a letter, ends the command.
-    fn asked<T>(&self, answer: std::result::Result<T, dialoguer::Error>) -> Result<T> {
+    fn asked<T>(self, answer: std::result::Result<T, dialoguer::Error>) -> Result<T> {
         match answer {
             Err(dialoguer::Error::IO(error)) if error.kind() == io::ErrorKind::Interrupted => {
-                self.restore();
+                restore(self.before.as_ref());
                 Err(Failure::new("interrupted; nothing was changed").exit(INTERRUPTED))
             }
             answer => Ok(answer?),
         }
     }
+}
 
-    /// Best effort: there is nobody to tell.
-    fn restore(&self) {
-        if let Some(before) = self.0.lock().ok().as_deref().and_then(Option::as_ref) {
-            let _ = tcsetattr(io::stdin(), SetArg::TCSANOW, before);
-        }
-        let _ = io::stderr().write_all(b"\x1b[?25h\n");
+/// Best effort: there is nobody to tell.
+fn restore(before: Option<&Termios>) {
+    if let Some(before) = before {
+        let _ = tcsetattr(io::stdin(), SetArg::TCSANOW, before);
     }
+    let _ = io::stderr().write_all(b"\x1b[?25h\n");
 }
 
 /// The user's name: the option, else asked for.
@@ -137,5 +120,6 @@ pub(crate) fn password(account: &Account, confirm: bool) -> Result<SecretString>
     if confirm {
         prompt = prompt.with_confirmation("Repeat the password", "The two are not the same.");
     }
-    Ok(Terminal::keep().asked(prompt.interact())?.into())
+    let terminal = Terminal::keep();
+    Ok(terminal.asked(prompt.interact())?.into())
 }

@@ -202,15 +202,15 @@ impl Jobs {
         Pages::of(&self.queries, limit, ordering)
     }
 
-    /// The first of those that are in this state.
-    pub(crate) async fn list_in_state(&self, client: &Client, state: JobState, limit: i64) -> Result<Vec<Job>> {
+    /// The first of those that are in one of these states.
+    pub(crate) async fn list_in_states(&self, client: &Client, states: &[JobState], limit: i64) -> Result<Vec<Job>> {
         let mut jobs = Vec::new();
         for query in &self.queries {
             let limit = limit - jobs.len() as i64;
             if limit <= 0 {
                 break;
             }
-            let query = JobQuery { states: vec![state], limit: Some(limit), ..query.clone() };
+            let query = JobQuery { states: states.to_vec(), limit: Some(limit), ..query.clone() };
             jobs.extend(client.list_jobs(&query).await?.results);
         }
         Ok(jobs)

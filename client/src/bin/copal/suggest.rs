@@ -1,5 +1,7 @@
 //! What somebody who mistyped a word may have meant.
 
+use std::collections::HashSet;
+
 /// The candidate that is nearest to a word, if any is near enough to be meant.
 pub(crate) fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let lower = word.to_lowercase();
@@ -18,8 +20,8 @@ pub(crate) fn choice(word: &str, names: &[&str], otherwise: &str) -> String {
     if let Some(near) = nearest(word, names.iter().copied()) {
         return format!("did you mean {near}?");
     }
-    let mut names = names.to_vec();
-    names.dedup();
+    let mut seen = HashSet::new();
+    let names: Vec<&str> = names.iter().copied().filter(|name| seen.insert(*name)).collect();
     match names.len() {
         0 => otherwise.into(),
         count if count <= SHOWN => format!("there is {}", names.join(", ")),
@@ -64,7 +66,7 @@ mod tests {
     #[test]
     fn a_hint_says_what_is_near_or_what_there_is() {
         assert_eq!(choice("Helo", &["Hello", "Sim"], "write one"), "did you mean Hello?");
-        assert_eq!(choice("xyz", &["Hello", "Hello", "Sim"], "write one"), "there is Hello, Sim");
+        assert_eq!(choice("xyz", &["Hello", "Sim", "Hello"], "write one"), "there is Hello, Sim");
         assert_eq!(choice("xyz", &[], "write one"), "write one");
     }
 }

@@ -67,8 +67,13 @@ Examples:
     #[command(after_help = "Example:\n  copal site unit > ~/.config/systemd/user/copal-agent.service")]
     Unit(Folder),
     /// Delete a Site from the service with its Jobs. Its folder stays.
-    #[command(after_help = "Examples:\n  copal site rm --site my-site\n  copal site rm --site my-site --force")]
+    #[command(
+        after_help = "Examples:\n  copal site rm --site my-site\n  copal site rm --site my-site --force\n  copal site rm ./my-site -y"
+    )]
     Rm {
+        /// The Site of this folder. Left out: the one that this folder is in.
+        #[arg(value_name = "FOLDER", conflicts_with = "site")]
+        path: Option<PathBuf>,
         #[command(flatten)]
         site: SiteOption,
         #[command(flatten)]

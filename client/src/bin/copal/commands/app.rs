@@ -454,4 +454,22 @@ mod tests {
         insta::assert_snapshot!(at_both_widths(|| list_table(std::slice::from_ref(&app), &sites)));
         insta::assert_snapshot!(at_both_widths(|| show_table(&app, &sites)));
     }
+
+    #[test]
+    fn a_sync_shows_what_it_changed() {
+        let synced =
+            |app: &str, change, note: Option<&str>| Synced { app: app.into(), change, note: note.map(Into::into) };
+        let all = [
+            synced("Hello", Change::Unchanged, None),
+            synced("Relax", Change::Added, None),
+            synced(
+                "Simulate",
+                Change::Changed,
+                Some("description, command, parameters, transfers, hooks, max_restarts"),
+            ),
+            synced("Old", Change::Gone, Some("kept for the sake of 200000 Jobs; new ones are refused")),
+            synced("Unused", Change::Removed, None),
+        ];
+        insta::assert_snapshot!(at_both_widths(|| synced_table(&all)));
+    }
 }

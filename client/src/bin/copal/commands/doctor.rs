@@ -311,18 +311,20 @@ fn disk(check: &'static str, folder: &Path) -> Check {
                 u64::from(stat.blocks_available()) * u64::from(stat.fragment_size()),
                 u64::from(stat.blocks()) * u64::from(stat.fragment_size()),
             );
-            let bytes = |bytes: u64| size(i64::try_from(bytes).unwrap_or(i64::MAX));
-            let found = format!("{} of {} free", bytes(free), bytes(all));
-            match free {
-                free if free < LEAST_FREE => {
-                    Check::wrong(check, found, format!("free some space on {}", there.display()))
-                }
-                free if free < all / 20 => {
-                    Check::warning(check, found, format!("free some space on {}", there.display()))
-                }
-                _ => Check::ok(check, found),
-            }
+            space(check, free, all, there)
         }
+    }
+}
+
+/// How a disk fares with so many bytes free of all.
+fn space(check: &'static str, free: u64, all: u64, place: &Path) -> Check {
+    let bytes = |bytes: u64| size(i64::try_from(bytes).unwrap_or(i64::MAX));
+    let found = format!("{} of {} free", bytes(free), bytes(all));
+    let remedy = format!("free some space on {}", place.display());
+    match free {
+        free if free < LEAST_FREE => Check::wrong(check, found, remedy),
+        free if free < all / 20 => Check::warning(check, found, remedy),
+        _ => Check::ok(check, found),
     }
 }
 
@@ -381,6 +383,16 @@ mod tests {
         credentials  wrong    not logged in                  run `copal login`
         ");
         insta::assert_snapshot!(at_both_widths(|| table(&checks)));
+    }
+
+    #[test]
+    fn a_disk_that_is_almost_full_is_noticed() {
+        let verdict = |free: u64, all: u64| space("disk", free << 30, all << 30, Path::new("/scratch")).verdict;
+        assert_eq!((verdict(100, 1000), verdict(40, 1000)), (Verdict::Ok, Verdict::Warning));
+        assert_eq!((verdict(2, 4), verdict(0, 1000)), (Verdict::Ok, Verdict::Wrong));
+        let full = space("disk", 1 << 20, 1 << 40, Path::new("/scratch"));
+        assert_eq!(full.found, "1.0 MiB of 1.0 TiB free");
+        assert_eq!(full.remedy.as_deref(), Some("free some space on /scratch"));
     }
 
     #[test]

@@ -212,19 +212,28 @@ mod tests {
     #[test]
     fn a_missing_parameter_is_named_before_anything_is_sent() {
         let failure = plan("-w x").err().unwrap();
-        insta::assert_snapshot!(failure.lines(), @r#"error: App Sim: missing parameter "seed"; give it as -p seed=VALUE"#);
+        insta::assert_snapshot!(failure.lines(), @r#"
+        error: App Sim: missing parameter "seed"; give it as -p seed=VALUE
+        hint: `copal app show Sim` lists its parameters
+        "#);
         assert_eq!(failure.exit_code(), crate::failure::FAILED);
         let failure = plan("-w x/{index} -p seed={index} -p mode=fast{index} --array 0-9").err().unwrap();
-        insta::assert_snapshot!(failure.lines(), @r#"error: App Sim: parameter mode: "fast0" is not one of fast, slow"#);
+        insta::assert_snapshot!(failure.lines(), @r#"
+        error: App Sim: parameter mode: "fast0" is not one of fast, slow
+        hint: `copal app show Sim` lists its parameters
+        "#);
         let failure = plan("-w x -p seed=1 -p mode=wild").err().unwrap();
-        insta::assert_snapshot!(failure.lines(), @r#"error: App Sim: parameter mode: "wild" is not one of fast, slow"#);
+        insta::assert_snapshot!(failure.lines(), @r#"
+        error: App Sim: parameter mode: "wild" is not one of fast, slow
+        hint: `copal app show Sim` lists its parameters
+        "#);
     }
 
     #[test]
     fn an_array_has_a_folder_a_job() {
         let plan =
             plan("--array 0-20:10 -w 's/{index:03}' -p seed={index} --tag 'seed=s{index}' -rpn 4 -npc 2").unwrap();
-        let Jobs::Array(template, array) = &plan.jobs else { panic!("no array") };
+        let Jobs::Array { template, array, .. } = &plan.jobs else { panic!("no array") };
         let jobs: Vec<JobCreate> = array.indices().map(|index| of_index(template, index).unwrap()).collect();
         let folders: Vec<&str> = jobs.iter().map(|job| job.workdir.as_str()).collect();
         assert_eq!(folders, ["s/000", "s/010", "s/020"]);
@@ -254,11 +263,11 @@ mod tests {
         insta::assert_snapshot!(anstream::adapter::strip_str(&text), @r"
         App         Sim
         Site        1
-        folder      demo/1
-        parameters  seed=1
-        tags        system=H2O
-        resources   2 nodes, 4 ranks a node
-        parents     3-5
+        Folder      demo/1
+        Parameters  seed=1
+        Tags        system=H2O
+        Resources   2 nodes, 4 ranks a node
+        Parents     3-5
         ");
         let plan = super::tests::plan("--array 0-49999%200 -w 's/{index:05}' -p seed={index}").unwrap();
         insta::assert_snapshot!(at_both_widths(|| plan.table().unwrap()), @r"
@@ -266,7 +275,7 @@ mod tests {
         App                Sim
         Site               1
         Jobs               50000
-        at once            200
+        At once            200
         First: folder      s/00000
         First: parameters  seed=0
         First: resources   1 node, 1 rank a node
@@ -277,7 +286,7 @@ mod tests {
         App                Sim
         Site               1
         Jobs               50000
-        at once            200
+        At once            200
         First: folder      s/00000
         First: parameters  seed=0
         First: resources   1 node, 1 rank a node

@@ -3,9 +3,9 @@
 use std::{fmt::Write, time::Duration};
 
 use copal_client::{Client, ClientError};
-use copal_schemas::JobState;
+use copal_schemas::{JobState, job::Job};
 use indicatif::{ProgressBar, ProgressState, ProgressStyle};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::job_list::counts_table;
 use crate::{
@@ -15,12 +15,15 @@ use crate::{
     follow::{End, follow},
     human::{Clock, count},
     ids::Shortest,
+    interrupt::Interrupt,
     output::is_interactive,
     selection::{Counts, Jobs, summary, total},
 };
 
 /// Ids that a message names.
 const NAMED: i64 = 20;
+/// How long whoever waited as long as they wanted waits for these ids.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 pub(super) async fn wait(context: Context, selection: &Selection, timeout: Option<f64>) -> Result<()> {
     let deadline = timeout.map(deadline).transpose()?;
@@ -31,11 +34,7 @@ pub(super) async fn wait(context: Context, selection: &Selection, timeout: Optio
     progress.finish();
     let counts = match end? {
         End::Settled(counts) => counts,
-        End::TimedOut(counts) => {
-            let open: i64 = counts.iter().filter(|(state, _)| !state.is_terminal()).map(|(_, jobs)| jobs).sum();
-            let text = format!("{open} of {} not finished in time: {}", count(total(&counts), "Job"), summary(&counts));
-            return Err(Failure::new(text).exit(TIMED_OUT).hint("run the command again to go on waiting"));
-        }
+        End::TimedOut(counts) => return Err(late_jobs(&client, &jobs, &counts).await),
     };
     if context.out.is_data() {
         context.out.value(&counts)?;
@@ -60,14 +59,32 @@ fn deadline(seconds: f64) -> Result<Instant> {
 
 /// Which Jobs failed.
 async fn failed_jobs(client: &Client, jobs: &Jobs, failed: i64, all: i64) -> Result<Failure> {
-    let rows = jobs.list_in_state(client, JobState::Failed, NAMED).await?;
+    let rows = jobs.list_in_states(client, &[JobState::Failed], NAMED).await?;
     let first = rows.first().map_or(0, |job| job.id.0);
-    let mut ids = Shortest::of(rows.iter().map(|job| job.id.0)).to_string();
-    if failed > rows.len() as i64 {
-        ids.push_str(", …");
-    }
-    Ok(Failure::new(format!("{failed} of {} failed: {ids}", count(all, "Job")))
+    Ok(Failure::new(format!("{failed} of {} failed: {}", count(all, "Job"), named(&rows, failed)))
         .hint(format!("`copal job show {first}` says why")))
+}
+
+/// Which Jobs were not at an end in time.
+async fn late_jobs(client: &Client, jobs: &Jobs, counts: &Counts) -> Failure {
+    let open: Counts = counts.iter().filter(|(state, _)| !state.is_terminal()).map(|(state, n)| (*state, *n)).collect();
+    let states: Vec<JobState> = JobState::ALL.iter().copied().filter(|state| !state.is_terminal()).collect();
+    let text = format!("{} of {} not finished in time", total(&open), count(total(counts), "Job"));
+    let failure = |text: String| Failure::new(text).exit(TIMED_OUT);
+    // A service that went away is no reason to say something else than that the time ran out.
+    match timeout(PATIENCE, jobs.list_in_states(client, &states, NAMED)).await {
+        Ok(Ok(rows)) if !rows.is_empty() => {
+            failure(format!("{text}: {} ({})", named(&rows, total(&open)), summary(&open)))
+                .hint(format!("`copal job why {}` says what it waits for; run the command again to go on", rows[0].id))
+        }
+        _ => failure(format!("{text}: {}", summary(&open))).hint("run the command again to go on waiting"),
+    }
+}
+
+/// The ids of the first of so many Jobs.
+fn named(rows: &[Job], all: i64) -> String {
+    let ids = Shortest::of(rows.iter().map(|job| job.id.0));
+    if all > rows.len() as i64 { format!("{ids}, …") } else { ids.to_string() }
 }
 
 pub(super) async fn watch(context: Context, selection: &Selection) -> Result<()> {
@@ -85,12 +102,10 @@ pub(super) async fn watch(context: Context, selection: &Selection) -> Result<()>
 
 /// Ends with Ctrl-C, so that the progress bar is cleared before the program ends.
 async fn interruptible<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
+    let mut interrupt = Interrupt::new();
     tokio::select! {
         outcome = work => outcome,
-        signal = tokio::signal::ctrl_c() => {
-            signal?;
-            Err(Failure::new("interrupted; the Jobs go on").exit(INTERRUPTED))
-        }
+        () = interrupt.pressed() => Err(Failure::new("interrupted; the Jobs go on").exit(INTERRUPTED)),
     }
 }
 

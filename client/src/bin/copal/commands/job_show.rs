@@ -249,6 +249,7 @@ mod tests {
              "location_alias": "web", "recursive": true, "task_id": "", "transfer_info": {"error": "network: refused"}},
         ]))
         .unwrap();
+        insta::assert_snapshot!(at_both_widths(|| staging(&transfers)));
         let told = Told { attempts, transfers, events };
         let text = text(&job, &place, &told, clock, None);
         insta::assert_snapshot!(anstream::adapter::strip_str(&text), @r"

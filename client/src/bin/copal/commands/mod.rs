@@ -23,8 +23,12 @@ mod watch;
 
 use crate::{
     args::{
-        Command, app::Command as App, events::Command as Events, job::Command as Job, queue::Command as Queue,
-        site::Command as Site,
+        Command,
+        app::Command as App,
+        events::Command as Events,
+        job::Command as Job,
+        queue::Command as Queue,
+        site::{Command as Site, Folder},
     },
     context::Context,
     failure::Result,
@@ -63,7 +67,10 @@ async fn dispatch(context: Context, command: Command) -> Result<()> {
             Site::Mv { from, to } => site::mv(context, &from, to.as_deref()).await,
             Site::Rename { name, site } => site::rename(context, &name, site.site.as_deref()).await,
             Site::Unit(folder) => agent::unit(context, &folder).await,
-            Site::Rm { site, yes, force } => site::rm(context, site.site.as_deref(), yes.yes, force).await,
+            Site::Rm { path, site, yes, force } => {
+                let folder = Folder { path, site: None };
+                site::rm(context, &folder, site.site.as_deref(), yes.yes, force).await
+            }
         },
         Command::App(command) => match command {
             App::Sync(site) => app::sync(context, site.site.as_deref()).await,

@@ -37,7 +37,14 @@ pub(super) enum Jobs {
     /// One.
     One(Box<JobCreate>),
     /// One for each index, which is filled in.
-    Array(Box<JobCreate>, ArraySpec),
+    Array {
+        /// What is filled in.
+        template: Box<JobCreate>,
+        /// The indices.
+        array: ArraySpec,
+        /// The line of each, where they count lines of a file.
+        lines: Vec<usize>,
+    },
     /// Rows, and their lines in the file.
     Rows {
         /// The Jobs.
@@ -99,7 +106,17 @@ impl Plan {
         for index in <[i64; 2]>::from(array.ends()) {
             of_index(&template, index).map_err(Failure::usage)?;
         }
-        Ok(Self { app, site, jobs: Jobs::Array(Box::new(template), array) })
+        Ok(Self { app, site, jobs: Jobs::Array { template: Box::new(template), array, lines: Vec::new() } })
+    }
+
+    /// The same where the indices count lines of a file, whose numbers are these.
+    pub(super) fn of_lines(self, numbers: Vec<usize>) -> Self {
+        match self.jobs {
+            Jobs::Array { template, array, .. } => {
+                Self { jobs: Jobs::Array { template, array, lines: numbers }, ..self }
+            }
+            _ => self,
+        }
     }
 
     /// Checks the parameters of all Jobs of a template.
@@ -110,10 +127,11 @@ impl Plan {
         let check = |job: &JobCreate| {
             check_parameters(app, &job.parameters)
                 .map_err(|message| Failure::new(format!("App {}: {message}", app.name)))
+                .map_err(|failure| failure.hint(format!("`copal app show {}` lists its parameters", app.name)))
         };
         match &self.jobs {
             Jobs::One(job) => check(job),
-            Jobs::Array(template, array) => {
+            Jobs::Array { template, array, .. } => {
                 // Each index gives another value, so that one index more than there are choices decides.
                 let choices = app.parameters.values().map(|parameter| parameter.choices.len()).max().unwrap_or(0);
                 let mut indices = array.indices().take(choices + 1);
@@ -126,7 +144,7 @@ impl Plan {
     /// Names the App of the Jobs, where it was not known before.
     pub(super) fn set_app(&mut self, app_id: AppId) {
         match &mut self.jobs {
-            Jobs::One(job) | Jobs::Array(job, _) => job.app_id = app_id,
+            Jobs::One(job) | Jobs::Array { template: job, .. } => job.app_id = app_id,
             Jobs::Rows { jobs, .. } => jobs.iter_mut().for_each(|job| job.app_id = app_id),
         }
     }
@@ -148,7 +166,7 @@ impl Plan {
         };
         prompt::confirm_creation(&question, yes)?;
         match &self.jobs {
-            Jobs::Array(template, array) => self.create_array(context, client, template, array).await,
+            Jobs::Array { template, array, lines } => self.create_array(context, client, template, array, lines).await,
             Jobs::One(job) => self.create_list(context, client, std::slice::from_ref(job.as_ref()), &[]).await,
             Jobs::Rows { jobs, lines } => self.create_list(context, client, jobs, lines).await,
         }
@@ -160,8 +178,13 @@ impl Plan {
         client: &Client,
         template: &JobCreate,
         array: &ArraySpec,
+        lines: &[usize],
     ) -> Result<()> {
-        let made = bulk::create_array(client, template, array).await?;
+        let rest = |made: i64| match usize::try_from(made).ok().and_then(|made| lines.get(made)) {
+            Some(line) => format!("the rest begins in line {line}"),
+            None => format!("--array {} makes the rest", array.after(made)),
+        };
+        let made = bulk::create_array(client, template, array, rest).await?;
         if context.out.is_data() {
             let mut records = context.out.records();
             let query = JobQuery { array_id: Some(made.id), ..JobQuery::default() };
@@ -200,7 +223,7 @@ impl Plan {
     fn count(&self) -> usize {
         match &self.jobs {
             Jobs::One(_) => 1,
-            Jobs::Array(_, array) => usize::try_from(array.len()).unwrap_or(usize::MAX),
+            Jobs::Array { array, .. } => usize::try_from(array.len()).unwrap_or(usize::MAX),
             Jobs::Rows { jobs, .. } => jobs.len(),
         }
     }
@@ -209,7 +232,7 @@ impl Plan {
     fn ends(&self) -> Result<(JobCreate, JobCreate)> {
         match &self.jobs {
             Jobs::One(job) => Ok((job.as_ref().clone(), job.as_ref().clone())),
-            Jobs::Array(template, array) => {
+            Jobs::Array { template, array, .. } => {
                 let (first, last) = array.ends();
                 let job = |index| of_index(template, index).map_err(Failure::usage);
                 Ok((job(first)?, job(last)?))
@@ -236,28 +259,30 @@ impl Plan {
         table.field("Site", cell(&self.site));
         let (first, last) = self.ends()?;
         if self.count() == 1 {
-            describe(&mut table, &first, "");
+            describe(&mut table, &first, None);
             return Ok(table);
         }
         table.field("Jobs", cell(self.count()));
-        if let Jobs::Array(_, ArraySpec { at_once: Some(most), .. }) = &self.jobs {
-            table.field("at once", cell(most));
+        if let Jobs::Array { array: ArraySpec { at_once: Some(most), .. }, .. } = &self.jobs {
+            table.field("At once", cell(most));
         }
-        describe(&mut table, &first, "First: ");
-        describe(&mut table, &last, "Last: ");
+        describe(&mut table, &first, Some("First"));
+        describe(&mut table, &last, Some("Last"));
         Ok(table)
     }
 }
 
-fn describe(table: &mut Table, job: &JobCreate, which: &str) {
-    table.field(&format!("{which}folder"), cell(&job.workdir));
-    for (name, map) in [("parameters", &job.parameters), ("tags", &job.tags)] {
+/// The fields of a Job; of one of several with a word before each that says which.
+fn describe(table: &mut Table, job: &JobCreate, which: Option<&str>) {
+    let name = |name: &str| which.map_or_else(|| name.into(), |which| format!("{which}: {}", name.to_lowercase()));
+    table.field(&name("Folder"), cell(&job.workdir));
+    for (field, map) in [("Parameters", &job.parameters), ("Tags", &job.tags)] {
         if !map.is_empty() {
-            table.field(&format!("{which}{name}"), cell(pairs(map)));
+            table.field(&name(field), cell(pairs(map)));
         }
     }
-    table.field(&format!("{which}resources"), cell(super::job_show::shape(&job.shape())));
+    table.field(&name("Resources"), cell(super::job_show::shape(&job.shape())));
     if !job.parent_ids.is_empty() {
-        table.field(&format!("{which}parents"), cell(Shortest::of(job.parent_ids.iter().map(|id| id.0))));
+        table.field(&name("Parents"), cell(Shortest::of(job.parent_ids.iter().map(|id| id.0))));
     }
 }

@@ -159,8 +159,9 @@ fn exported(context: Context, script: &Script) -> Result<Vec<(String, String)>> 
 pub(super) async fn create_commands(context: Context, client: &Client, create: &Create, file: &Path) -> Result<()> {
     let site = Place::find(context, client, create.site.site.as_deref()).await?;
     let text = read_text(file)?;
-    let commands: Vec<&str> =
-        text.lines().filter(|line| !line.trim().is_empty() && !line.trim_start().starts_with('#')).collect();
+    let is_command = |line: &str| !line.trim().is_empty() && !line.trim_start().starts_with('#');
+    let (lines, commands): (Vec<usize>, Vec<&str>) =
+        text.lines().enumerate().filter(|(_, line)| is_command(line)).map(|(place, line)| (place + 1, line)).unzip();
     if commands.is_empty() {
         return Err(Failure::new(format!("{} has no command", file.display())));
     }
@@ -178,7 +179,7 @@ pub(super) async fn create_commands(context: Context, client: &Client, create: &
     let submission =
         Submission { name: &name, number: files.number, folder: &folder, variables: Vec::new(), arguments: &[] };
     let environment = environment::text(&script, &submission);
-    let mut plan = Plan::new(APP, &site.name, template, Some(array))?;
+    let mut plan = Plan::new(APP, &site.name, template, Some(array))?.of_lines(lines);
     if !create.dry_run {
         plan.set_app(install(client, &site.folder, site.id).await?.id);
         let list: String = commands.iter().flat_map(|command| [*command, "\n"]).collect();

@@ -281,10 +281,21 @@ pub(super) async fn rename(context: Context, name: &str, selector: Option<&str>)
     Ok(())
 }
 
-/// Deletes a Site from the service; `force` although its agent runs or allocations of it are not over, and unasked.
-pub(super) async fn rm(context: Context, selector: Option<&str>, yes: bool, force: bool) -> Result<()> {
+/// Deletes the Site of a folder, or the one that is selected, from the service; `force` although its agent runs or
+/// allocations of it are not over, and unasked.
+pub(super) async fn rm(
+    context: Context,
+    folder: &Folder,
+    selector: Option<&str>,
+    yes: bool,
+    force: bool,
+) -> Result<()> {
     let client = context.client()?;
-    let site = context.one_site(&client, selector.or(Some("this"))).await?;
+    let of_folder = match &folder.path {
+        Some(_) => Some(agent::find(context, folder).await?.settings()?.site_id.to_string()),
+        None => None,
+    };
+    let site = context.one_site(&client, of_folder.as_deref().or(selector).or(Some("this"))).await?;
     let open = client.list_batch_jobs(&[site.id], OPEN_STATES).await?.len();
     if !force {
         if let Some(place) = place_of_agent(&site, context.clock) {
