@@ -182,6 +182,17 @@ pub struct BatchJob {
 #[cfg_attr(feature = "db", derive(sqlx::Type), sqlx(transparent))]
 pub struct SchedulerId(pub String);
 
+impl SchedulerId {
+    /// The most letters of an id: schedulers' own are short, even with the name of a host.
+    pub const MAX_LETTERS: usize = 256;
+
+    /// Whether no scheduler can have given it.
+    #[must_use]
+    pub fn is_too_long(&self) -> bool {
+        self.0.chars().count() > Self::MAX_LETTERS
+    }
+}
+
 impl fmt::Display for SchedulerId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(&self.0)
@@ -209,7 +220,7 @@ impl utoipa::PartialSchema for SchedulerId {
         use utoipa::openapi::schema::{ObjectBuilder, OneOfBuilder, Type};
         OneOfBuilder::new()
             .item(ObjectBuilder::new().schema_type(Type::Integer))
-            .item(ObjectBuilder::new().schema_type(Type::String).max_length(Some(64)))
+            .item(ObjectBuilder::new().schema_type(Type::String).max_length(Some(SchedulerId::MAX_LETTERS)))
             .into()
     }
 }

@@ -54,19 +54,40 @@ fn describe() {
         Unit::Seconds,
         "Age of the oldest transaction that holds a snapshot; alarm above a few minutes"
     );
+    describe_gauge!("copal_db_notifications_heard", "1 while notifications of the database arrive; alarm at 0");
     describe_gauge!("copal_event_streams", "Open event streams");
+    describe_gauge!("copal_long_polls", "Requests that wait for Jobs to become free");
+}
+
+/// Notes whether notifications of the database arrive.
+pub(crate) fn note_notifications(heard: bool) {
+    gauge!("copal_db_notifications_heard").set(f64::from(u8::from(heard)));
+}
+
+/// Counts in a gauge until it is dropped.
+pub(crate) struct Gauged(&'static str);
+
+impl Gauged {
+    fn new(name: &'static str) -> Self {
+        gauge!(name).increment(1.0);
+        Self(name)
+    }
+}
+
+impl Drop for Gauged {
+    fn drop(&mut self) {
+        gauge!(self.0).decrement(1.0);
+    }
 }
 
 /// Counts an event stream as open until the result is dropped.
-pub(crate) fn count_stream() -> impl Drop {
-    struct Open;
-    impl Drop for Open {
-        fn drop(&mut self) {
-            gauge!("copal_event_streams").decrement(1.0);
-        }
-    }
-    gauge!("copal_event_streams").increment(1.0);
-    Open
+pub(crate) fn count_stream() -> Gauged {
+    Gauged::new("copal_event_streams")
+}
+
+/// Counts a long poll as waiting until the result is dropped.
+pub(crate) fn count_waiter() -> Gauged {
+    Gauged::new("copal_long_polls")
 }
 
 /// Keeps the samples' memory bounded until `stop`.

@@ -1,6 +1,8 @@
 //! The OpenAPI document, made from the handlers' own descriptions. What holds for many operations
 //! alike (the token, the answers to a bad token or body) is added here once.
 
+mod links;
+
 use std::sync::LazyLock;
 
 use copal_schemas::problem::{CONTENT_TYPE, Problem};
@@ -82,9 +84,9 @@ use crate::routes::{
         sessions::report_updates,
         sessions::get_signals,
         staging::list_due_transfers,
+        staging::claim_due_transfers,
         transfers::list_transfers,
         transfers::update_transfers,
-        staging::claim_due_transfers,
         transfers::update_matching_transfers,
         transfers::get_transfer,
         transfers::update_transfer,
@@ -141,6 +143,7 @@ impl Modify for Common {
             }
             add(operation, "503", "The database can't be reached now; try again");
         }
+        links::add(document);
     }
 }
 

@@ -7,9 +7,6 @@ use sqlx::PgConnection;
 
 use crate::error::{ApiError, ApiResult};
 
-/// The longest key in bytes.
-pub const MAX_KEY_BYTES: usize = 255;
-
 /// An answer that was given before.
 #[derive(Debug, PartialEq, Eq)]
 pub struct StoredAnswer {
@@ -34,19 +31,13 @@ pub fn request_hash(method: &str, path: &str, body: &[u8]) -> Vec<u8> {
 /// before; waits for one that is being done now.
 ///
 /// # Errors
-/// 409 when the key belongs to another request; 422 for a key that is empty or too long.
+/// 409 when the key belongs to another request.
 pub async fn begin(
     tx: &mut PgConnection,
     owner: UserId,
     key: &str,
     request_hash: &[u8],
 ) -> ApiResult<Option<StoredAnswer>> {
-    if key.is_empty() || key.len() > MAX_KEY_BYTES {
-        return Err(ApiError::invalid_at(
-            vec!["header".into(), "Idempotency-Key".into()],
-            format!("1 to {MAX_KEY_BYTES} bytes are wanted"),
-        ));
-    }
     let taken = sqlx::query(
         "insert into idempotency_keys (owner_id, key, request_hash) values ($1, $2, $3) \
          on conflict on constraint idempotency_keys_pkey do nothing",

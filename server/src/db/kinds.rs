@@ -126,11 +126,15 @@ pub async fn fitting(
     // The next kind, beyond all that do not fit for the same reason as this one.
     sql.push(BY_KIND).push(") k union all select k.* from walk w cross join lateral (");
     push_first(&mut sql, scope, site, wanted);
-    if sets.is_some() {
-        sql.push(" and tag_set = w.tag_set");
-    }
+    // An equality beside a comparison that begins with the same column would be all that the index is entered by.
+    sql.push(match sets {
+        Some(_) => " and tag_set = w.tag_set and (",
+        None => " and (tag_set, ",
+    });
+    sql.push("app_id, num_nodes, ranks_per_node, wall_time_min, node_packing_count) > (");
+    sql.push(if sets.is_some() { "" } else { "w.tag_set, " });
     sql.push(
-        " and (tag_set, app_id, num_nodes, ranks_per_node, wall_time_min, node_packing_count) > (w.tag_set, w.app_id, \
+        "w.app_id, \
          case when w.fits > 0 then w.num_nodes else 2147483647 end, \
          case when w.fits > 1 then w.ranks_per_node else 2147483647 end, \
          case when w.fits > 2 then w.wall_time_min else 2147483647 end, \

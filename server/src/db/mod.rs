@@ -17,6 +17,7 @@ pub mod job_patch;
 pub mod jobs;
 pub mod kinds;
 pub(crate) mod logins;
+mod pooler;
 pub mod purge;
 pub mod refusals;
 pub mod scope;
@@ -36,7 +37,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use secrecy::{ExposeSecret as _, SecretString};
 use sqlx::{
-    Connection as _, PgConnection, PgPool,
+    Connection as _, Executor as _, PgConnection, PgPool,
     migrate::Migrator,
     postgres::{PgConnectOptions, PgPoolOptions},
 };
@@ -57,9 +58,24 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// How often a transaction that met another one is run again before the client hears of it.
 const MAX_TRIES: u32 = 6;
 
-/// How to reach the database, with the settings that every session has: no statement and no
-/// forgotten transaction may hold others up for long, and JIT compilation costs more than it
-/// gives for statements of milliseconds.
+/// The settings of every connection: no statement and no forgotten transaction may hold others up for long, and JIT
+/// compilation costs more than it gives for statements of milliseconds. They are set by a statement and not with the
+/// connection, since a pooler in between would refuse what it does not know.
+const SETTINGS: &str = "\
+    set statement_timeout = '120s'; \
+    set lock_timeout = '20s'; \
+    set idle_in_transaction_session_timeout = '60s'; \
+    set timezone = 'UTC'; \
+    set jit = off; \
+    /* Values decide about plans here: how common a tag is, how long a list of ids. */ \
+    set plan_cache_mode = force_custom_plan; \
+    /* Many short statements at once: workers for one of them only get into the others' way. */ \
+    set max_parallel_workers_per_gather = 0; \
+    /* One begins at the smallest id, however far that is from the few rows that are asked for: tags and ids go \
+       together, which the planner can't know. */ \
+    set enable_mergejoin = off";
+
+/// How to reach the database.
 ///
 /// # Errors
 /// When the URL can't be read.
@@ -68,26 +84,14 @@ pub fn connect_options(url: &SecretString) -> anyhow::Result<PgConnectOptions> {
         .expose_secret()
         .parse()
         .context("the database URL can't be read; it looks like postgres://user:password@host:5432/name")?;
-    Ok(options.application_name("copal-server").options([
-        ("statement_timeout", "120s"),
-        ("lock_timeout", "20s"),
-        ("idle_in_transaction_session_timeout", "60s"),
-        ("timezone", "UTC"),
-        ("jit", "off"),
-        // Values decide about plans here: how common a tag is, how long a list of ids.
-        ("plan_cache_mode", "force_custom_plan"),
-        // Many short statements at once: workers for one of them only get into the others' way.
-        ("max_parallel_workers_per_gather", "0"),
-        // One begins at the smallest id, however far that is from the few rows that are asked for: tags
-        // and ids go together, which the planner can't know.
-        ("enable_mergejoin", "off"),
-    ]))
+    // Numbers travel in binary, and poolers do not know the setting.
+    Ok(options.application_name("copal-server").extra_float_digits(None))
 }
 
 /// Opens the pool and makes sure that the database answers.
 ///
 /// # Errors
-/// When it can't be reached.
+/// When it can't be reached, or only through a pooler that changes connections between transactions.
 pub async fn connect(url: &SecretString) -> anyhow::Result<PgPool> {
     let options = connect_options(url)?;
     let place = format!("{} (database {})", options.get_host(), options.get_database().unwrap_or_default());
@@ -95,7 +99,8 @@ pub async fn connect(url: &SecretString) -> anyhow::Result<PgPool> {
         || format!("can't reach Postgres at {place}; check that it runs and that COPAL_DATABASE_URL is right");
     // The pool would try again until its time is up, and then only say that it is.
     let first = tokio::time::timeout(CONNECT_TIMEOUT, PgConnection::connect_with(&options));
-    first.await.with_context(unreachable)?.with_context(unreachable)?.close().await.with_context(unreachable)?;
+    let first = first.await.with_context(unreachable)?.with_context(unreachable)?;
+    pooler::refuse_by_transaction(first, &options).await?;
     PgPoolOptions::new()
         .max_connections(MAX_CONNECTIONS)
         .min_connections(2)
@@ -113,6 +118,9 @@ pub async fn connect(url: &SecretString) -> anyhow::Result<PgPool> {
                 Ok(true)
             })
         })
+        .after_connect(|connection, _| {
+            Box::pin(async move { connection.execute(sqlx::raw_sql(SETTINGS)).await.map(|_| ()) })
+        })
         .connect_with(options)
         .await
         .with_context(unreachable)
@@ -128,15 +136,41 @@ pub async fn migrate(pool: &PgPool) -> anyhow::Result<()> {
     )
 }
 
+/// Rows up to which a call is a small one.
+const FEW: usize = 100;
+
 /// Runs `work` in one transaction, and again when it met another transaction (deadlock,
 /// serialization failure), so `work` must have no effect outside the transaction.
 ///
 /// # Errors
 /// Those of `work`, and of the database.
 pub async fn transact<T>(pool: &PgPool, work: impl AsyncFn(&mut PgConnection) -> ApiResult<T>) -> Result<T, ApiError> {
+    transact_begun(pool, "begin", work).await
+}
+
+/// The same for a call about so many rows, which its statements name by their ids. Where they are few, each statement is
+/// planned once a connection: to plan it for every call, as the service's other statements need it, would take longer
+/// than to run it.
+///
+/// # Errors
+/// Those of `work`, and of the database.
+pub async fn transact_rows<T>(
+    pool: &PgPool,
+    rows: usize,
+    work: impl AsyncFn(&mut PgConnection) -> ApiResult<T>,
+) -> Result<T, ApiError> {
+    let begin = if rows <= FEW { "begin; set local plan_cache_mode = force_generic_plan" } else { "begin" };
+    transact_begun(pool, begin, work).await
+}
+
+async fn transact_begun<T>(
+    pool: &PgPool,
+    begin: &'static str,
+    work: impl AsyncFn(&mut PgConnection) -> ApiResult<T>,
+) -> Result<T, ApiError> {
     let mut tries = 1;
     loop {
-        let (outcome, started) = match pool.begin().await {
+        let (outcome, started) = match pool.begin_with(begin).await {
             Ok(mut transaction) => match work(&mut transaction).await {
                 Ok(value) => (transaction.commit().await.map(|()| value).map_err(ApiError::from), true),
                 Err(error) => {
@@ -157,8 +191,8 @@ pub async fn transact<T>(pool: &PgPool, work: impl AsyncFn(&mut PgConnection) ->
     }
 }
 
-/// Runs `work` without a transaction around it, and again when it met another transaction; so one of its statements may
-/// write at most.
+/// Runs `work` without a transaction around it, and again when it met another transaction; so what its statements write
+/// before the last one must bear to be written twice.
 ///
 /// # Errors
 /// Those of `work`, and of the database.

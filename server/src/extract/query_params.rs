@@ -1,8 +1,8 @@
 //! The query string: repeated keys, lenient values (contract, sections 1.5 and 1.8 to 1.10).
 //!
-//! Unknown names are ignored; an empty text and the id 0 leave their filter unapplied, and a value that can't be read is
-//! a 422 with its name. That goes for an empty one that should be an id, a number, a time or a word of a list, too: a
-//! script whose variable is not set must not delete all Jobs.
+//! Unknown names are ignored; an empty text leaves its filter unapplied, and a value that can't be read is a 422 with its
+//! name. That goes for an empty one that should be an id, a number, a time or a word of a list, too: a script whose
+//! variable is not set must not delete all Jobs. Nor does the id 0, which is nobody's: it matches nothing.
 
 use std::{
     fmt::Display,
@@ -102,15 +102,12 @@ impl QueryParams {
         self.all(name).map(|text| read(name, text)).collect()
     }
 
-    /// One id; 0 leaves the filter unapplied.
+    /// One id.
     ///
     /// # Errors
     /// 422 when it is no integer of 64 bits.
     pub fn id<T: FromStr<Err = std::num::ParseIntError>>(&self, name: &str) -> ApiResult<Option<T>> {
-        match self.last(name) {
-            Some(text) if text.trim() != "0" => read(name, text).map(Some),
-            _ => Ok(None),
-        }
+        self.parsed(name)
     }
 
     /// All ids of a name; 422 when one is no integer of 64 bits.
@@ -231,10 +228,10 @@ mod tests {
     }
 
     #[test]
-    fn keys_repeat_and_falsy_values_drop() {
+    fn keys_repeat_and_empty_texts_drop() {
         let query = query("id=1&id=2&site_id=0&name=&unknown=x");
         assert_eq!(query.ids::<JobId>("id").unwrap(), [JobId(1), JobId(2)]);
-        assert_eq!(query.id::<JobId>("site_id").unwrap(), None);
+        assert_eq!(query.id::<JobId>("site_id").unwrap(), Some(JobId(0)));
         assert_eq!(query.text("name"), None);
     }
 

@@ -8,6 +8,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::{CHANNEL, Feed};
+use crate::metrics;
 
 /// What it tells itself.
 const PING: &str = "ping";
@@ -23,7 +24,7 @@ pub(super) async fn run(feed: Feed, pool: PgPool, stop: CancellationToken) {
         tokio::select! {
             () = stop.cancelled() => return,
             result = listen(&feed, &pool) => {
-                feed.0.deaf.store(true, Ordering::Relaxed);
+                hear(&feed, false);
                 if !stop.is_cancelled()
                     && let Err(error) = result
                 {
@@ -40,6 +41,12 @@ pub(super) async fn run(feed: Feed, pool: PgPool, stop: CancellationToken) {
     }
 }
 
+/// Notes whether notifications arrive.
+fn hear(feed: &Feed, heard: bool) {
+    feed.0.deaf.store(!heard, Ordering::Relaxed);
+    metrics::note_notifications(heard);
+}
+
 /// Listens on one connection until it breaks or is deaf.
 async fn listen(feed: &Feed, pool: &PgPool) -> Result<(), sqlx::Error> {
     let mut listener = PgListener::connect_with(pool).await?;
@@ -53,7 +60,7 @@ async fn listen(feed: &Feed, pool: &PgPool) -> Result<(), sqlx::Error> {
             notification = listener.try_recv() => match notification? {
                 Some(notification) if notification.payload() == PING => {
                     heard_at = Instant::now();
-                    feed.0.deaf.store(false, Ordering::Relaxed);
+                    hear(feed, true);
                 }
                 Some(notification) => feed.heard(notification.payload()),
                 None => return Ok(()),

@@ -14,6 +14,7 @@ use copal_schemas::{JobState, SiteId, job_state};
 use tokio::sync::oneshot;
 
 use super::Wake;
+use crate::metrics::{self, Gauged};
 
 /// Tokens of one notification that travel at the same time.
 const MAX_TOKENS: u32 = 4;
@@ -72,6 +73,7 @@ pub struct Waiter {
     site: SiteId,
     number: u64,
     woken: oneshot::Receiver<Option<Token>>,
+    _counted: Gauged,
 }
 
 /// What wakes a waiter: some Jobs that are worth a look. Goes on to the next waiter when dropped.
@@ -105,7 +107,7 @@ impl Registry {
         state.next += 1;
         state.sites.entry(site).or_default().insert(number, Entry { wants, wake });
         drop(state);
-        Waiter { registry: self.clone(), site, number, woken }
+        Waiter { registry: self.clone(), site, number, woken, _counted: metrics::count_waiter() }
     }
 
     pub(super) fn wake(&self, site: SiteId, wake: Wake) {

@@ -3,7 +3,7 @@
 use actix_web::{HttpResponse, web};
 use copal_schemas::{
     BatchJobId,
-    batch_job::{BatchJob, BatchJobCreate, BatchJobPatch, BatchJobPatchItem},
+    batch_job::{BatchJob, BatchJobCreate, BatchJobPatch, BatchJobPatchItem, SchedulerId},
     page::{MAX_BULK, Page},
     problem::{FieldError, Problem},
 };
@@ -21,9 +21,6 @@ use crate::{
     extract::{CurrentUser, Paging, PatchItems, PathId, QueryParams, ValidJson},
     feed,
 };
-
-/// A scheduler's id is indexed; none is nearly as long.
-const MAX_SCHEDULER_ID_BYTES: usize = 256;
 
 /// Lists the user's BatchJobs.
 #[utoipa::path(get, path = "/batch-jobs/", tag = "batch-jobs", params(
@@ -220,9 +217,9 @@ async fn apply(
 
 fn check_scheduler_id(patch: &BatchJobPatch, place: &[Value]) -> ApiResult<()> {
     match &patch.scheduler_id {
-        Some(Some(id)) if id.0.len() > MAX_SCHEDULER_ID_BYTES => {
+        Some(Some(id)) if id.is_too_long() => {
             let loc = std::iter::once("body".into()).chain(place.iter().cloned()).collect();
-            Err(ApiError::invalid_at(loc, format!("at most {MAX_SCHEDULER_ID_BYTES} bytes")))
+            Err(ApiError::invalid_at(loc, check::too_long(SchedulerId::MAX_LETTERS)))
         }
         _ => Ok(()),
     }

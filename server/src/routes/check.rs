@@ -25,6 +25,11 @@ pub(super) fn name(place: &[&str], name: &str, errors: &mut Vec<FieldError>) {
     }
 }
 
+/// What is wrong with a longer text.
+pub(super) fn too_long(most: usize) -> String {
+    format!("at most {most} letters are taken")
+}
+
 /// The value where nothing is wrong.
 pub(super) fn finish<T>(value: T, errors: Vec<FieldError>) -> ApiResult<T> {
     if errors.is_empty() { Ok(value) } else { Err(ApiError::invalid(errors)) }

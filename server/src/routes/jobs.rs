@@ -141,8 +141,10 @@ pub(super) async fn create_jobs(
         return Ok(HttpResponse::Created().json(jobs));
     }
     let scope = (&user).into();
-    create_once(&shared, &user, key, "/jobs/", &jobs, async |tx| db::job_create::create(tx, scope, jobs.clone()).await)
-        .await
+    create_once(&shared, &user, key, ("/jobs/", jobs.len()), &jobs, async |tx| {
+        db::job_create::create(tx, scope, jobs.clone()).await
+    })
+    .await
 }
 
 /// Creates an array of up to 1,000,000 Jobs from a template, all or none.
@@ -163,28 +165,28 @@ pub(super) async fn create_job_array(
 ) -> ApiResult<HttpResponse> {
     let key = idempotency_key(&request)?;
     let (array, scope) = (body.0, (&user).into());
-    create_once(&shared, &user, key, "/job-arrays/", &array, async |tx| {
+    create_once(&shared, &user, key, ("/job-arrays/", usize::MAX), &array, async |tx| {
         db::job_array::create(tx, scope, array.clone()).await
     })
     .await
 }
 
-/// Creates something in one transaction; with an Idempotency-Key, a repeated request gets the first one's answer.
+/// Creates so many Jobs in one transaction; with an Idempotency-Key, a repeated request gets the first one's answer.
 async fn create_once<T: Serialize>(
     shared: &Shared,
     user: &CurrentUser,
     key: Option<&str>,
-    path: &str,
+    (path, jobs): (&str, usize),
     body: &impl Serialize,
     create: impl AsyncFn(&mut PgConnection) -> ApiResult<T>,
 ) -> ApiResult<HttpResponse> {
     let Some(key) = key else {
-        let created = db::transact(&shared.pool, create).await?;
+        let created = db::transact_rows(&shared.pool, jobs, create).await?;
         return Ok(HttpResponse::Created().json(created));
     };
     let canonical = serde_json::to_vec(body).map_err(ApiError::internal)?;
     let hash = db::idempotency::request_hash("POST", path, &canonical);
-    let (status, body) = db::transact(&shared.pool, async |tx| {
+    let (status, body) = db::transact_rows(&shared.pool, jobs, async |tx| {
         if let Some(known) = db::idempotency::begin(tx, user.id, key, &hash).await? {
             return Ok((known.status, known.body));
         }

@@ -203,9 +203,10 @@ pub(super) async fn report_updates(
     if !errors.is_empty() {
         return Err(ApiError::invalid(errors));
     }
-    let answer =
-        db::transact(&shared.pool, async |tx| db::updates::report(tx, (&user).into(), id.0, body.0.clone()).await)
-            .await?;
+    let answer = db::transact_rows(&shared.pool, count, async |tx| {
+        db::updates::report(tx, (&user).into(), id.0, body.0.clone()).await
+    })
+    .await?;
     Ok(HttpResponse::Ok().json(answer))
 }
 

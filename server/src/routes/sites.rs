@@ -2,7 +2,9 @@
 
 use actix_web::{HttpResponse, web};
 use copal_schemas::{
-    SiteId, lenient,
+    SiteId,
+    batch_job::SchedulerId,
+    lenient,
     page::Page,
     problem::{FieldError, Problem},
     site::{Site, SiteCreate, SiteDetails, SitePatch},
@@ -157,6 +159,12 @@ fn checked(mut patch: SitePatch) -> ApiResult<SitePatch> {
             errors.push(error);
         }
     }
+    for (key, job) in patch.queued_jobs.iter().flatten() {
+        if job.scheduler_id.is_too_long() {
+            let msg = check::too_long(SchedulerId::MAX_LETTERS);
+            errors.push(check::error(&["queued_jobs", key, "scheduler_id"], msg));
+        }
+    }
     check::finish(patch, errors)
 }
 
@@ -186,6 +194,18 @@ mod tests {
         for bad in ["/data", "host/path", "", "://x", "1a:x", "x:"] {
             assert!(location_error("a", bad).is_some(), "{bad}");
         }
+    }
+
+    #[test]
+    fn ids_of_queued_jobs_are_bounded() {
+        let queued = |id: String| {
+            let job = serde_json::json!({"scheduler_id": id, "state": "queued", "queue": "q", "num_nodes": 1,
+                "wall_time_min": 1, "project": "p", "time_remaining_min": 0, "queued_time_min": 0});
+            checked(serde_json::from_value(serde_json::json!({"queued_jobs": {"1": job}})).unwrap())
+        };
+        assert!(queued("1".repeat(SchedulerId::MAX_LETTERS)).is_ok());
+        let error = queued("1".repeat(SchedulerId::MAX_LETTERS + 1)).unwrap_err();
+        assert_eq!(error.problem().errors[0].loc, ["body", "queued_jobs", "1", "scheduler_id"]);
     }
 
     #[test]
