@@ -38,8 +38,8 @@ need_packages() {
       install postgresql-common
       sed -i "s/^#*create_main_cluster.*/create_main_cluster = false/" /etc/postgresql-common/createcluster.conf
     esac
-    case " $* " in *" openssh-server "*)
-      # Its programs are wanted, and no server on port 22.
+    case " $* " in *" openssh-server "* | *" pgbouncer "*)
+      # Their programs are wanted, and no servers on their ports.
       if [ ! -e /usr/sbin/policy-rc.d ]; then
         printf "#!/bin/sh\nexit 101\n" >/usr/sbin/policy-rc.d
         chmod +x /usr/sbin/policy-rc.d

@@ -4,6 +4,7 @@
 use std::{
     fs,
     net::TcpStream,
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -12,15 +13,16 @@ use copal_tests::{
     Api, id,
     process::{Programs, Running, describe, free_port},
     stream::EventStream,
-    wait::{LIMIT, wait_for},
+    wait::{LIMIT, wait_blocking, wait_for},
     world::PASSWORD,
 };
 use futures_util::StreamExt as _;
 use nix::{
     sys::signal::{Signal, kill},
-    unistd::Pid,
+    unistd::{Pid, Uid, User, geteuid},
 };
 use serde_json::{Value, json};
+use sqlx::postgres::PgConnectOptions;
 use tokio::{io::AsyncWriteExt as _, net::TcpSocket};
 
 /// A started service, and requests to it.
@@ -368,5 +370,69 @@ async fn clients_that_never_read_are_cut_off_and_cost_bounded_memory() {
     let last = id(&user.job(app, &json!({"workdir": "last"})).await);
     assert_eq!(reader.next().await.data["event"]["job_id"], last, "who reads goes on");
     drop((stuck, reader));
+    assert_eq!(server.stop(), 0);
+}
+
+/// pgbouncer before the Postgres of a service, in one of its modes; gives it and the database's URL through it.
+fn pooler(programs: &Programs, database_url: &str, mode: &str) -> (Running, String) {
+    let database: PgConnectOptions = database_url.parse().expect("the service's own URL");
+    let socket = database.get_socket().expect("the embedded Postgres listens on a socket");
+    let (name, user, port) = (database.get_database().expect("a name"), database.get_username(), free_port());
+    // It does not run as root, and only Postgres' own user gets to its socket.
+    let owner = fs::metadata(socket).expect("the folder of the socket is there").uid();
+    let owner = User::from_uid(Uid::from_raw(owner)).expect("the user database is there").expect("the user exists");
+    let as_user = if geteuid().is_root() { format!("user = {}\n", owner.name) } else { String::new() };
+    let settings = format!(
+        "[databases]\npooled = host={} dbname={name} user={user}\n[pgbouncer]\nlisten_addr = 127.0.0.1\n\
+         listen_port = {port}\nunix_socket_dir =\nauth_type = any\npool_mode = {mode}\ndefault_pool_size = 40\n{as_user}",
+        socket.display()
+    );
+    let file = programs.home().join(format!("{mode}.ini"));
+    fs::write(&file, settings).expect("the home is this test's own");
+    let running = programs.start("/usr/sbin/pgbouncer", &[file.to_str().expect("a plain path")]);
+    wait_blocking("the pooler to listen", LIMIT, || {
+        TcpStream::connect(("127.0.0.1", port)).map(|_| ()).map_err(|error| format!("{error}: {}", running.log()))
+    });
+    (running, format!("postgresql://{user}@127.0.0.1:{port}/pooled"))
+}
+
+/// Notifications and prepared statements get lost behind a pooler that works by transaction, so the service does not start.
+/// Behind one that works by session it is woken like any other.
+#[tokio::test]
+async fn pitfall_118_a_pooler_by_transaction_is_refused_and_one_by_session_serves() {
+    let programs = Programs::new();
+    let (server, api) = start(&programs);
+    let ann = register(&api, "ann").await;
+    let url = programs.run_ok("copal-server", &["database-url"]).trim().to_owned();
+
+    for mode in ["transaction", "statement"] {
+        let (pooler, pooled) = pooler(&programs, &url, mode);
+        let output = programs.run("copal-server", &["--listen", "127.0.0.1:0", "--database-url", &pooled]);
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{message}");
+        assert!(message.contains("pool_mode = session"), "{message}");
+        drop(pooler);
+    }
+
+    let (pooler, pooled) = pooler(&programs, &url, "session");
+    let listen = format!("127.0.0.1:{}", free_port());
+    let mut second = programs.start("copal-server", &["--listen", &listen, "--database-url", &pooled]);
+    second.wait_ready(&listen);
+    let site = ann.site("laptop").await;
+    let app = ann.app(site, "Plain", &json!({"command": "true"})).await;
+    let behind = ann.at(&format!("http://{listen}"));
+    let session = behind.session(site, None).await;
+    // What it tells itself by a notification arrives.
+    wait_for("a notification through the pooler", LIMIT, || async {
+        let metrics = reqwest::get(format!("{}/metrics", behind.base())).await.expect("an answer");
+        let text = metrics.text().await.expect("a text");
+        if text.contains("copal_db_notifications_heard 1") { Ok(()) } else { Err(text) }
+    })
+    .await;
+    let job = id(&ann.job(app, &json!({})).await);
+    let acquired = behind.acquire(session, &json!({"wait_sec": 30})).await;
+    assert_eq!(acquired.iter().map(id).collect::<Vec<_>>(), [job]);
+    assert_eq!(second.stop(), 0);
+    drop(pooler);
     assert_eq!(server.stop(), 0);
 }

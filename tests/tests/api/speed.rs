@@ -18,8 +18,19 @@ use copal_tests::{
 use serde_json::json;
 use sqlx::Connection as _;
 
-/// Rows of `jobs` that an acquire reads which gets so many Jobs.
+/// What an acquire reads which gets so many Jobs.
+struct Read {
+    /// Rows of `jobs`.
+    rows: i64,
+    /// Pages of the index of kinds.
+    pages: i64,
+}
+
 async fn rows_read(world: &World, wanted: &Acquire, expected: usize) -> i64 {
+    read(world, wanted, expected).await.rows
+}
+
+async fn read(world: &World, wanted: &Acquire, expected: usize) -> Read {
     let session = SessionId(world.session().await);
     let owner = UserId(id(&world.user.get("/auth/password/me").await.ok()));
     let scope = Scope { owner, site: None, batch_job: None };
@@ -34,9 +45,11 @@ async fn rows_read(world: &World, wanted: &Acquire, expected: usize) -> i64 {
     const READ: &str =
         "select (seq_tup_read + idx_tup_fetch)::bigint from pg_stat_xact_user_tables where relname = 'jobs'";
     let rows = sqlx::query_scalar(READ).fetch_one(&mut *transaction).await.unwrap();
+    const PAGES: &str = "select pg_stat_get_xact_blocks_fetched('jobs_runnable_kind_idx'::regclass)";
+    let pages = sqlx::query_scalar(PAGES).fetch_one(&mut *transaction).await.unwrap();
     transaction.rollback().await.unwrap();
     pool.close().await;
-    rows
+    Read { rows, pages }
 }
 
 fn tags(pairs: &[(&str, &str)]) -> StringMap {
@@ -94,7 +107,7 @@ async fn pitfall_112_an_acquire_reads_no_jobs_that_do_not_fit() {
                 "tags": {"kind": kind, "campaign": "a"}}),
             &fields,
         );
-        user.post("/job-arrays/", &json!({"last": 2_999, "job": job})).await.created();
+        user.post("/job-arrays/", &json!({"last": 9_999, "job": job})).await.created();
     }
     let mut database = world.service.database().connect().await;
     sqlx::query("vacuum analyze").execute(&mut database).await.unwrap();
@@ -110,14 +123,14 @@ async fn pitfall_112_an_acquire_reads_no_jobs_that_do_not_fit() {
                 let wanted =
                     Acquire { filter_tags: filter_tags.clone(), sort_by: Some(sort_by.into()), ..narrow.clone() };
                 let expected = if wanted.max_aggregate_nodes.is_some() { 4 } else { 10 };
-                let rows = rows_read(&world, &wanted, expected).await;
-                assert!(rows <= 600, "{rows} rows read for {wanted:?}");
+                let Read { rows, pages } = read(&world, &wanted, expected).await;
+                assert!(rows <= 600 && pages <= 100, "{rows} rows, {pages} pages read for {wanted:?}");
             }
         }
     }
     let nothing = Acquire { max_wall_time_min: Some(1), serial_only: true, ..ten };
-    let rows = rows_read(&world, &nothing, 0).await;
-    assert!(rows <= 600, "{rows} rows read for {nothing:?}");
+    let Read { rows, pages } = read(&world, &nothing, 0).await;
+    assert!(rows <= 600 && pages <= 100, "{rows} rows, {pages} pages read for {nothing:?}");
 }
 
 #[tokio::test]

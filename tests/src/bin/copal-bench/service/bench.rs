@@ -101,7 +101,9 @@ impl Bench {
             // Those with one tag follow each other, as campaigns do.
             let set = made * SETS / jobs;
             let job = json!({"app_id": self.plain, "workdir": format!("backlog/{made}/{{index:06}}"), "parameters": {},
-                "tags": {"set": set.to_string(), "campaign": "bench"}, "node_packing_count": 4});
+                "tags": {"set": set.to_string(), "campaign": "bench"}, "node_packing_count": 4,
+                // The short ones come last.
+                "wall_time_min": (SETS - set) * 60});
             self.api.post("/job-arrays/", &json!({"last": count - 1, "job": job})).await.created();
             made += count;
         }
@@ -142,6 +144,14 @@ impl Bench {
             transaction.commit().await.expect("Postgres answers");
             missing -= count;
         }
+    }
+
+    /// A value of the service's `/metrics`; 0 before there is one.
+    pub(super) async fn gauge(&self, name: &str) -> f64 {
+        let answer = self.api.request(reqwest::Method::GET, "/metrics").send().await.expect("the service answers");
+        let text = answer.text().await.expect("the service answers");
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.map_or(0.0, |value| value.parse().expect("a number"))
     }
 
     async fn count(&self, path: &str) -> usize {

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use copal_tests::wait::{LIMIT, wait_for};
 use reqwest::Method;
 use serde_json::json;
 
@@ -28,7 +29,14 @@ pub(super) async fn measure(bench: &mut Bench, table: &mut Table, waiting: usize
             }
         });
     }
-    tokio::time::sleep(Duration::from_secs(3)).await;
+    for gauge in ["copal_event_streams", "copal_long_polls"] {
+        let all = |value: f64| value >= waiting as f64;
+        wait_for(gauge, LIMIT, || async {
+            let value = bench.gauge(gauge).await;
+            if all(value) { Ok(()) } else { Err(format!("{value} of {waiting}")) }
+        })
+        .await;
+    }
     let mut times = Vec::new();
     for index in 0..samples {
         let job = |app: i64| json!([{"app_id": app, "workdir": format!("crowd/{index}")}]);

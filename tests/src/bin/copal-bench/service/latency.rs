@@ -33,10 +33,18 @@ impl Latencies {
             ("acquire 100 by the tag of all", 100, json!({"filter_tags": {"campaign": "bench"}})),
             ("acquire 100 by two tags", 100, json!({"filter_tags": {"set": "3", "campaign": "bench"}})),
             ("acquire by a tag that no Job has", 100, json!({"filter_tags": {"set": "none"}})),
+            ("acquire 100 of an hour at most, the last tenth", 100, json!({"max_wall_time_min": 60})),
+            ("the same with max_aggregate_nodes", 100, json!({"max_wall_time_min": 60, "max_aggregate_nodes": 1_000})),
+            (
+                "acquire 100 of two hours at most by the tag of all",
+                100,
+                json!({"max_wall_time_min": 120, "filter_tags": {"campaign": "bench"}}),
+            ),
+            ("acquire as short as no Job is", 100, json!({"max_wall_time_min": 1, "serial_only": true})),
         ] {
             // What is taken from the small one must stay a small part of it.
-            let samples =
-                if most > 1 && fields["filter_tags"]["set"].is_string() { samples.min(8) } else { samples.min(20) };
+            let takes_a_part = fields["filter_tags"]["set"].is_string() || fields["max_wall_time_min"].is_number();
+            let samples = if most > 1 && takes_a_part { samples.min(8) } else { samples.min(20) };
             rows.push(acquires(what, small, large, samples, &with(json!({"max_num_jobs": most}), &fields)).await);
         }
         for (what, path) in [
