@@ -1,23 +1,33 @@
-//! Staging: small files by rsync against one bare rsync of the same tree, and a large file by http that
-//! is cut in the middle.
+//! Staging: small files by rsync against one bare rsync of the same tree, and the agent's memory with large files: one
+//! by http that is cut in the middle, one to an S3 store and back.
 
 use std::{
     fs,
+    os::unix::fs::PermissionsExt,
     path::Path,
     process::{Command, Stdio},
     time::{Duration, Instant},
 };
 
 use copal_tests::{
+    LIMIT,
+    exchange::ask,
+    process::{Running, free_port},
+    python,
     ssh::SshServer,
+    wait::wait_blocking,
     web::{Odd, WebServer},
+};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
 };
 use serde_json::{Value, json};
 
 use crate::{stage::Stage, table::Table};
 
 /// Between two looks at whether it is over.
-const LOOK: Duration = Duration::from_millis(100);
+const LOOK: Duration = Duration::from_millis(50);
 /// Jobs in one call.
 const CALL: usize = 1_000;
 
@@ -31,11 +41,14 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 1_024)]
     file_bytes: usize,
     /// How often each of the small files is staged.
-    #[arg(long, default_value_t = 3)]
-    rounds: usize,
-    /// MiB of the large file.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u8).range(1..))]
+    rounds: u8,
+    /// MiB of the large file by http.
     #[arg(long, default_value_t = 2_048)]
     large_mib: u64,
+    /// MiB of the large file to a store and back.
+    #[arg(long, default_value_t = 1_024)]
+    store_mib: u64,
 }
 
 pub(crate) async fn measure(options: &Options) -> Table {
@@ -44,11 +57,13 @@ pub(crate) async fn measure(options: &Options) -> Table {
     let depot = stage.site().with_file_name("depot");
     let server = SshServer::start(stage.programs());
     let web = WebServer::start(&depot);
-    settings(&stage, &server, &web, &depot);
+    let (_store, store) = start_store(&stage);
+    settings(&stage, &server, &web, store, &depot);
     let app = app(&stage).await;
     stage.copal(&["site", "start"]);
     // First, on an agent that has done nothing yet.
     large_file(options, &stage, &web, &depot, app, &mut table).await;
+    large_object(options, &stage, app, &mut table).await;
     small_files(options, &stage, &server, &depot, app, &mut table).await;
     stage.copal(&["site", "stop"]);
     table
@@ -61,28 +76,39 @@ async fn small_files(options: &Options, stage: &Stage, server: &SshServer, depot
         fs::create_dir_all(path.parent().expect("a file is in a folder")).expect("an own folder");
         fs::write(path, &content).expect("an own folder");
     }
-    // By turns, since what else the machine does comes and goes.
-    let (mut bare, mut folder, mut files) = (Duration::ZERO, Duration::ZERO, Duration::ZERO);
+    // By turns, since what else the machine does comes and goes; and the median, since a file system may take its time
+    // once in a while.
+    let (mut bare, mut folder, mut files) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..options.rounds {
-        bare += bare_rsync(server, depot, &stage.site().with_file_name(format!("bare-{round}")));
-        folder += one_folder(stage, app, round).await;
-        bare += bare_rsync(server, depot, &stage.site().with_file_name(format!("again-{round}")));
-        files += one_each(options, stage, app, round).await;
+        bare.push(bare_rsync(server, depot, &stage.site().with_file_name(format!("bare-{round}"))));
+        folder.push(one_folder(stage, app, round).await);
+        bare.push(bare_rsync(server, depot, &stage.site().with_file_name(format!("again-{round}"))));
+        files.push(one_each(options, stage, app, round).await);
     }
-    bare /= 2;
-    let rate = |time: Duration| (options.files * options.rounds) as f64 / time.as_secs_f64();
+    let [bare, folder, files] = [bare, folder, files].map(median);
+    let rate = |time: Duration| options.files as f64 / time.as_secs_f64();
     for (what, time) in [("in one folder of one Job", folder), ("one for each of as many Jobs", files)] {
         table.at_least(
             format!("{} small files by rsync, {what}, against one bare rsync", options.files),
             bare.as_secs_f64() / time.as_secs_f64(),
             0.5,
-            format!("{:.0} files/s against {:.0} files/s, {} rounds", rate(time), rate(bare), options.rounds),
+            format!(
+                "{:.0} files/s against {:.0} files/s, medians of {} rounds",
+                rate(time),
+                rate(bare),
+                options.rounds
+            ),
         );
     }
 }
 
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort_unstable();
+    times[times.len() / 2]
+}
+
 /// All small files for one Job, from its creation on.
-async fn one_folder(stage: &Stage, app: i64, round: usize) -> Duration {
+async fn one_folder(stage: &Stage, app: i64, round: u8) -> Duration {
     let others = stage.count("PREPROCESSED").await;
     let job = json!([{"app_id": app, "workdir": format!("folder/{round}"),
         "transfers": {"tree": {"location_alias": "there", "path": "/small"}}}]);
@@ -91,10 +117,11 @@ async fn one_folder(stage: &Stage, app: i64, round: usize) -> Duration {
     wait(stage, others + 1, start).await
 }
 
-/// Each small file for a Job of its own. They are made while no agent runs, so that staging alone is measured.
-async fn one_each(options: &Options, stage: &Stage, app: i64, round: usize) -> Duration {
+/// Each small file for a Job of its own. The agent is held while they are made, so that staging alone is measured.
+async fn one_each(options: &Options, stage: &Stage, app: i64, round: u8) -> Duration {
     let others = stage.count("PREPROCESSED").await;
-    stage.copal(&["site", "stop"]);
+    let agent = Pid::from_raw(stage.pid_of("copal-agent"));
+    kill(agent, Signal::SIGSTOP).expect("the agent runs");
     for first in (0..options.files).step_by(CALL) {
         let job = |index: usize| {
             let path = format!("/{}", name(index));
@@ -105,7 +132,7 @@ async fn one_each(options: &Options, stage: &Stage, app: i64, round: usize) -> D
         stage.api.post("/jobs/", &Value::Array(jobs)).await.created();
     }
     let start = Instant::now();
-    stage.copal(&["site", "start"]);
+    kill(agent, Signal::SIGCONT).expect("the agent runs");
     wait(stage, others + options.files, start).await
 }
 
@@ -116,6 +143,7 @@ async fn large_file(options: &Options, stage: &Stage, web: &WebServer, depot: &P
     web.next("/large", Odd::CutAfter(size / 2));
     let others = stage.count("PREPROCESSED").await;
     let before = peak_memory_mib(stage);
+    forget_peak(stage);
     let job = json!([{"app_id": app, "workdir": "large",
         "transfers": {"input": {"location_alias": "web", "path": "/large"}}}]);
     let start = Instant::now();
@@ -147,16 +175,71 @@ fn name(index: usize) -> String {
     format!("small/{:02}/{index:06}.dat", index / 100)
 }
 
-fn settings(stage: &Stage, server: &SshServer, web: &WebServer, depot: &Path) {
+/// An S3-compatible store with a bucket `lab`, and its port.
+fn start_store(stage: &Stage) -> (Running, u16) {
+    let port = free_port();
+    let moto = python::environment("moto").join("moto_server");
+    let moto = moto.to_str().expect("a plain path");
+    let server = stage.programs().start(moto, &["-H", "127.0.0.1", "-p", &port.to_string()]);
+    wait_blocking("the store to answer", LIMIT * 2, || {
+        if ask(port, "GET / HTTP/1.0\r\n\r\n", b"").is_ok() { Ok(()) } else { Err(server.log()) }
+    });
+    let bucket = format!("PUT /lab HTTP/1.0\r\nHost: 127.0.0.1:{port}\r\nContent-Length: 0\r\n\r\n");
+    ask(port, &bucket, b"").expect("a bucket");
+    (server, port)
+}
+
+/// A large file to the store and back, by parts.
+async fn large_object(options: &Options, stage: &Stage, app: i64, table: &mut Table) {
+    let before = peak_memory_mib(stage);
+    forget_peak(stage);
+    let there = stage.count("PREPROCESSED").await;
+    let object = json!({"location_alias": "store", "path": "/large"});
+    let job = json!([{"app_id": app, "workdir": "up", "transfers": {"output": object}}]);
+    let job = copal_tests::id(&stage.api.post("/jobs/", &job).await.created()[0]);
+    let workdir = stage.site().join("data/up");
+    fs::create_dir_all(&workdir).expect("an own folder");
+    let size = options.store_mib * 1024 * 1024;
+    fs::File::create(workdir.join("output.dat")).and_then(|file| file.set_len(size)).expect("an own file");
+    let finished = stage.count("JOB_FINISHED").await;
+    let start = Instant::now();
+    stage.api.put(&format!("/jobs/{job}"), &json!({"state": "RUN_DONE"})).await.ok();
+    let up = wait_in(stage, "JOB_FINISHED", finished + 1, start).await;
+    let job = json!([{"app_id": app, "workdir": "down", "transfers": {"input": object}}]);
+    let start = Instant::now();
+    stage.api.post("/jobs/", &job).await.created();
+    let down = wait(stage, there + 1, start).await;
+    let arrived = fs::metadata(stage.site().join("data/down/input.dat")).expect("it was staged in").len();
+    assert_eq!(arrived, size, "the large object is not whole");
+    let after = peak_memory_mib(stage);
+    let rate = |time: Duration| options.store_mib as f64 / time.as_secs_f64();
+    table.at_most(
+        format!("agent's peak memory with {} MiB to an S3 store and back", options.store_mib),
+        after,
+        // Four parts of 8 MiB on their way, each with a copy or two in the web client, and the agent itself.
+        128.0,
+        " MiB",
+        format!("{before:.0} MiB before; {:.0} MiB/s up, {:.0} MiB/s down", rate(up), rate(down)),
+    );
+}
+
+fn settings(stage: &Stage, server: &SshServer, web: &WebServer, store: u16, depot: &Path) {
     fs::create_dir_all(depot).expect("an own folder");
     let locations = json!({
         "there": format!("rsync://{}{}", server.authority(), depot.display()),
         "web": format!("http://{}", web.authority()),
+        "store": "s3://lab",
     });
+    let secrets = stage.site().join("secrets.yml");
+    fs::write(&secrets, "store: {access_key_id: bench, secret_access_key: bench}\n").expect("an own folder");
+    fs::set_permissions(&secrets, fs::Permissions::from_mode(0o600)).expect("an own file");
     let file = stage.site().join("settings.yml");
     let text = fs::read_to_string(&file).expect("`site init` made it");
-    let lines =
-        format!("transfer_locations: {locations}\n  ssh_options: {}\n  retry_wait_sec: 0.1", json!(server.options()));
+    let lines = format!(
+        "transfer_locations: {locations}\n  ssh_options: {}\n  retry_wait_sec: 0.1\n  credentials_file: secrets.yml\n  \
+         s3: {{store: {{endpoint: 'http://127.0.0.1:{store}'}}}}",
+        json!(server.options())
+    );
     fs::write(file, text.replace("transfer_locations: {}", &lines)).expect("an own folder");
     stage.copal(&["site", "sync"]);
 }
@@ -164,7 +247,8 @@ fn settings(stage: &Stage, server: &SshServer, web: &WebServer, depot: &Path) {
 async fn app(stage: &Stage) -> i64 {
     let text = "name: Stage\ncommand: /bin/true\ntransfers:\n  \
                 input: {direction: in, required: false, local_path: input.dat}\n  \
-                tree: {direction: in, required: false, local_path: ., recursive: true}\n";
+                tree: {direction: in, required: false, local_path: ., recursive: true}\n  \
+                output: {direction: out, required: false, local_path: output.dat}\n";
     fs::write(stage.site().join("apps/Stage.yml"), text).expect("an own folder");
     stage.copal(&["app", "sync"]);
     copal_tests::id(&stage.api.list("/apps/?name=Stage").await[0])
@@ -172,15 +256,20 @@ async fn app(stage: &Stage) -> i64 {
 
 /// Waits until so many Jobs are staged in.
 async fn wait(stage: &Stage, count: usize, start: Instant) -> Duration {
+    wait_in(stage, "PREPROCESSED", count, start).await
+}
+
+/// Waits until so many Jobs are in a state.
+async fn wait_in(stage: &Stage, state: &str, count: usize, start: Instant) -> Duration {
     loop {
-        let staged = stage.count("PREPROCESSED").await;
-        if staged >= count {
+        let there = stage.count(state).await;
+        if there >= count {
             return start.elapsed();
         }
         let failed = stage.count("FAILED").await;
         assert!(
             failed == 0 && start.elapsed() < Duration::from_secs(1_800),
-            "{staged} of {count} Jobs, {failed} failed"
+            "{there} of {count} Jobs in {state}, {failed} failed"
         );
         tokio::time::sleep(LOOK).await;
     }
@@ -201,6 +290,12 @@ fn bare_rsync(server: &SshServer, depot: &Path, to: &Path) -> Duration {
         .expect("rsync is installed");
     assert!(status.success(), "rsync: {status}");
     start.elapsed()
+}
+
+/// Lets the agent's peak memory begin anew.
+fn forget_peak(stage: &Stage) {
+    let pid = stage.pid_of("copal-agent");
+    fs::write(format!("/proc/{pid}/clear_refs"), "5").expect("the agent is this user's own");
 }
 
 /// The most memory that the agent has had, in MiB.
