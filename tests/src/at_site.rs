@@ -1,11 +1,7 @@
 //! What a user does in the folder of a Site and looks at there, whatever the Site's scheduler is: commands, BatchJobs
 //! and Jobs that come into a state, and the ends of the logs for the text of a failure. How a Site is made is
 //! its machine's.
-#![expect(
-    clippy::unwrap_used,
-    clippy::missing_panics_doc,
-    reason = "a harness that can't do its work fails the test at once"
-)]
+#![expect(clippy::unwrap_used, reason = "a harness that can't do its work fails the test at once")]
 
 use std::{
     fs,

@@ -211,6 +211,8 @@ fn pitfall_063_070_a_node_on_which_jobs_fail_at_once_gets_no_more_batch_jobs() {
     let template = "template\n  mpi_template: env STANDIN_NODE={{hosts}}";
     bed.set_settings(&[("sync_period", "0.5"), ("idle_ttl_sec", "2"), ("mpi", template), ("allowed_queues", "{}")]);
     bed.copal(&["site", "start"]);
+    // `site init` saw one node.
+    bed.copal(&["site", "sync"]);
     bed.app("Picky", "command: test \"$STANDIN_NODE\" != n8");
     let array = ["job", "create", "-y", "-a", "Picky", "--array", "0-19", "-w", "picky/{index}"];
     bed.copal(&array);
