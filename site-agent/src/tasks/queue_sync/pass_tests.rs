@@ -5,15 +5,14 @@ mod endings;
 use std::sync::{Mutex, MutexGuard};
 
 use copal_client::launcher_exit::{ExitReason, LauncherExit};
-use copal_schemas::{SiteId, StringMap, Timestamp, batch_job::JobMode, settings::QueueLimits};
+use copal_schemas::{SiteId, StringMap, Timestamp, batch_job::JobMode, settings::QueueLimits, site::NodeAside};
 
 use super::{
     ending::{ABSENT_FOR, ABSENT_LOOKS, Absence, UNSEEN_FOR},
     *,
 };
 use crate::{
-    nodes_aside::{self, Aside},
-    records,
+    nodes_aside, records,
     scheduler::{Adapter, SchedulerError},
 };
 
@@ -531,7 +530,7 @@ async fn pitfall_038_a_queues_limit_counts_by_what_was_asked_for() {
 #[tokio::test]
 async fn pitfall_070_a_node_that_is_set_aside_gets_no_batch_job() {
     let mut world = World::new();
-    let aside = |node: &str, until| Aside { node: node.into(), until, reason: "failed".into() };
+    let aside = |node: &str, until| NodeAside { node: node.into(), until, reason: "failed".into() };
     let soon = Utc::now() + chrono::TimeDelta::minutes(9);
     let known = [aside("n7", soon), aside("n8", Utc::now())];
     records::write(&nodes_aside::path(&world.dir.qsubmit()), &known, false).unwrap();
