@@ -15,7 +15,7 @@ use std::{sync::Arc, time::Duration};
 
 use copal_schemas::problem::{ErrorCode, Problem};
 use keeper::Keeper;
-use reqwest::{Method, RequestBuilder, Response, StatusCode};
+use reqwest::{Method, RequestBuilder, Response, StatusCode, header::LOCATION, redirect::Policy};
 use secrecy::{ExposeSecret, SecretString};
 use serde::{Serialize, de::DeserializeOwned};
 use url::{Host, Url};
@@ -119,6 +119,8 @@ impl Client {
         let mut http = reqwest::Client::builder()
             .connect_timeout(CONNECT_TIMEOUT)
             .tcp_nodelay(true)
+            // Passwords and tokens are for the service that the user has named.
+            .redirect(Policy::none())
             .user_agent(concat!("copal/", env!("CARGO_PKG_VERSION")));
         if is_loopback(&base) {
             // Login nodes set http_proxy for the outside world; it can't lead back to this machine.
@@ -241,6 +243,17 @@ pub fn is_loopback(url: &Url) -> bool {
 
 async fn problem(answer: Response) -> ClientError {
     let (status, url) = (answer.status(), answer.url().clone());
+    if status.is_redirection() {
+        let place = answer.headers().get(LOCATION).map(|place| String::from_utf8_lossy(place.as_bytes()).into_owned());
+        let place = place.unwrap_or_else(|| "nowhere".into());
+        let detail = format!(
+            "{url} answered {status} and sends to {place}; log in there with `copal login --url` if that is right"
+        );
+        return ClientError::Problem(Box::new(Problem {
+            status: status.as_u16(),
+            ..Problem::new(ErrorCode::Unknown, detail)
+        }));
+    }
     let text = answer.text().await.unwrap_or_default();
     ClientError::Problem(Box::new(serde_json::from_str(&text).unwrap_or_else(|_| foreign_problem(status, &url, &text))))
 }
