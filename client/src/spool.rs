@@ -113,11 +113,12 @@ pub fn list(folder: &Path) -> Result<Vec<PathBuf>, FileError> {
     Ok(paths)
 }
 
-/// Reads one spool file. A last line that is cut short, as a killed launcher leaves it, is left out.
+/// Reads one spool file. A last line that is cut short, as a killed launcher leaves it, is left out; where that is the
+/// first line, or a launcher has only begun the file, there is nothing in it yet.
 ///
 /// # Errors
 /// When it can't be read, or a line before the last is not understood.
-pub fn read(path: &Path) -> Result<Spool, FileError> {
+pub fn read(path: &Path) -> Result<Option<Spool>, FileError> {
     let failed = |source| FileError::Read { path: path.into(), source };
     let mut lines = BufReader::new(File::open(path).map_err(failed)?).split(b'\n').enumerate().peekable();
     let wrong = |line: usize, error: serde_json::Error| FileError::Content {
@@ -125,7 +126,11 @@ pub fn read(path: &Path) -> Result<Spool, FileError> {
         message: format!("line {}: {error}", line + 1),
     };
     let first = lines.next().map(|(_, line)| line).transpose().map_err(failed)?.unwrap_or_default();
-    let header = serde_json::from_slice(&first).map_err(|error| wrong(0, error))?;
+    let header = match serde_json::from_slice(&first) {
+        Ok(header) => header,
+        Err(_) if lines.peek().is_none() => return Ok(None),
+        Err(error) => return Err(wrong(0, error)),
+    };
     let mut batches = Vec::new();
     while let Some((number, line)) = lines.next() {
         let line = line.map_err(failed)?;
@@ -135,7 +140,7 @@ pub fn read(path: &Path) -> Result<Spool, FileError> {
             Err(error) => return Err(wrong(number, error)),
         }
     }
-    Ok(Spool { header, batches })
+    Ok(Some(Spool { header, batches }))
 }
 
 /// Deletes a spool file that is delivered; one that is gone already is no error.
@@ -181,11 +186,19 @@ mod tests {
         writer.add(&batches[1]).unwrap();
         let files = list(folder.path()).unwrap();
         assert_eq!(files, [writer.path()]);
-        assert_eq!(read(&files[0]).unwrap(), Spool { header, batches: batches.to_vec() });
+        assert_eq!(read(&files[0]).unwrap(), Some(Spool { header, batches: batches.to_vec() }));
 
         let length = fs::metadata(&files[0]).unwrap().len();
-        OpenOptions::new().write(true).open(&files[0]).unwrap().set_len(length - 9).unwrap();
-        assert_eq!(read(&files[0]).unwrap().batches, batches[..1]);
+        let cut = |length| OpenOptions::new().write(true).open(&files[0]).unwrap().set_len(length).unwrap();
+        cut(length - 9);
+        assert_eq!(read(&files[0]).unwrap().unwrap().batches, batches[..1]);
+        // A launcher that has just made the file still writes to it.
+        for length in [9, 0] {
+            cut(length);
+            assert_eq!(read(&files[0]).unwrap(), None);
+        }
+        fs::write(&files[0], "no header\n{}\n").unwrap();
+        assert!(read(&files[0]).is_err());
 
         writer.discard().unwrap();
         remove(&files[0]).unwrap();

@@ -101,7 +101,7 @@ fn pitfall_135_a_service_that_is_away_at_the_end_leaves_the_results_in_the_spool
     std::fs::write(service.path("site/gate"), "").unwrap();
     assert_eq!(launcher.wait(), Some(0));
     let files = spool::list(&service.path("site/spool")).unwrap();
-    let left = spool::read(&files[0]).unwrap();
+    let left = spool::read(&files[0]).unwrap().unwrap();
     assert_eq!(left.header.session_id.0, 1);
     let updates: Vec<_> = left.batches.iter().flat_map(|batch| &batch.updates).collect();
     assert_eq!(updates.len(), 1);
@@ -146,7 +146,7 @@ fn jobs_that_began_and_ended_while_the_service_was_away_run_once() {
     // The end of a Job that the service holds to be waiting is in the spool with the others.
     let ended = || {
         let files = spool::list(&service.path("site/spool")).unwrap_or_default();
-        let batches = files.iter().filter_map(|file| spool::read(file).ok()).flat_map(|file| file.batches);
+        let batches = files.iter().filter_map(|file| spool::read(file).ok().flatten()).flat_map(|file| file.batches);
         batches.flat_map(|batch| batch.updates).filter(|update| update.return_code == Some(0)).count()
     };
     wait_until(|| ended() >= 2, "two ends in the spool");

@@ -95,7 +95,7 @@ impl HookRun<'_> {
     /// When it can't be started, does not end in time, ends with an error or writes no proper result.
     pub async fn run(&self) -> Result<HookResult, HookFailure> {
         let failure = |reason: String| HookFailure { reason, return_code: None, tail: String::new() };
-        let workdir = self.site.workdir(&self.job.workdir);
+        let workdir = self.site.job_folder(&self.job.workdir).map_err(failure)?;
         fs::create_dir_all(&workdir)
             .map_err(|error| failure(format!("can't make the workdir {}: {}", workdir.display(), explain(&error))))?;
         let (log, offset) = self

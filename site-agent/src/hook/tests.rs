@@ -1,3 +1,5 @@
+//! Hooks that are really run: what they get, how they fail, and what they leave.
+
 use std::os::unix::fs::PermissionsExt;
 
 use copal_schemas::JobId;

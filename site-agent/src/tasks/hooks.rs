@@ -16,7 +16,7 @@ use serde_json::json;
 use tokio::{sync::mpsc, task::JoinSet};
 use uuid::Uuid;
 
-use super::{Context, MAX_BACKOFF, mend_login};
+use super::{Context, MAX_BACKOFF, mend_login, reports};
 use crate::{
     api::Backoff,
     hook::{HookFailure, HookResult, HookRun, hook_for},
@@ -235,34 +235,9 @@ async fn report(
                 _ => {}
             },
             Ok(0) => return Ok(()),
-            Ok(_) => deliver(updates, |batch| send(context.clone(), id, batch)).await?,
+            Ok(_) => reports::deliver(updates, |batch| send(context.clone(), id, batch), not_taken).await?,
         }
     }
-}
-
-/// Delivers reports, whatever it takes. What the service does not take for what is in it (too large, say) must not
-/// keep the others from arriving: it is found by halves, and its Job is FAILED with what the service said.
-async fn deliver<S, F>(updates: Vec<JobUpdate>, send: S) -> Result<(), ClientError>
-where
-    S: Fn(Vec<JobUpdate>) -> F,
-    F: Future<Output = Result<(), ClientError>>,
-{
-    let mut open = vec![updates];
-    while let Some(mut batch) = open.pop() {
-        match send(batch.clone()).await {
-            Ok(()) => {}
-            Err(error) if is_about_content(&error) && batch.len() > 1 => {
-                open.push(batch.split_off(batch.len() / 2));
-                open.push(batch);
-            }
-            Err(error) if is_about_content(&error) => {
-                let refused: Vec<JobUpdate> = batch.iter().map(|update| not_taken(update, &error)).collect();
-                send(refused).await?;
-            }
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
 }
 
 /// Sends one batch for as long as the service is away.
@@ -287,12 +262,7 @@ async fn send(context: Context, id: SessionId, batch: Vec<JobUpdate>) -> Result<
     }
 }
 
-/// Whether the service refused a call for what is in it.
-fn is_about_content(error: &ClientError) -> bool {
-    matches!(error, ClientError::Problem(problem) if [400, 413, 422].contains(&problem.status))
-}
-
-/// The report that takes the place of one that the service does not take.
+/// What is reported of a Job whose hook's result the service does not take.
 fn not_taken(update: &JobUpdate, why: &ClientError) -> JobUpdate {
     let mut data = JsonObject::new();
     data.insert("reason".into(), json!(format!("the service does not take the hook's result: {why}")));
@@ -348,7 +318,7 @@ async fn run_hook(context: &Context, job: &Job, app_name: &str) -> Result<HookRe
 }
 
 fn load_app(context: &Context, name: &str) -> Result<App, String> {
-    App::load(&context.dir.app_file(name)).map_err(|error| format!("App {name}: {:#}", anyhow::Error::from(error)))
+    context.dir.load_app(name).map_err(|error| format!("App {name}: {:#}", anyhow::Error::from(error)))
 }
 
 /// Where a Job goes when its hook only said "go on". After an error or a time-out that is what the retry
@@ -423,8 +393,6 @@ fn conclude(job: &Job, outcome: Result<HookResult, HookFailure>, go_on: JobState
 
 #[cfg(test)]
 mod tests {
-    use copal_schemas::{JobId, problem::Problem};
-
     use super::*;
 
     fn job(state: &str) -> Job {
@@ -438,29 +406,14 @@ mod tests {
         .unwrap()
     }
 
-    #[tokio::test]
-    async fn a_result_that_the_service_does_not_take_keeps_no_other_from_arriving() {
-        let updates: Vec<JobUpdate> = (1..=9)
-            .map(|id| JobUpdate {
-                job_id: JobId(id),
-                ..conclude(&job("RUN_DONE"), Ok(HookResult::default()), JobState::Postprocessed)
-            })
-            .collect();
-        let taken = std::sync::Mutex::new(BTreeMap::new());
-        let send = |batch: Vec<JobUpdate>| {
-            if batch.iter().any(|update| update.job_id.0 == 7 && update.state != JobState::Failed) {
-                let problem = Problem::new(ErrorCode::Invalid, "the data is too large");
-                return std::future::ready(Err(ClientError::Problem(problem.into())));
-            }
-            taken.lock().unwrap().extend(batch.iter().map(|update| (update.job_id.0, update.clone())));
-            std::future::ready(Ok(()))
-        };
-        deliver(updates, send).await.unwrap();
-        let taken = taken.into_inner().unwrap();
-        assert_eq!(taken.keys().copied().collect::<Vec<_>>(), (1..=9).collect::<Vec<_>>());
-        assert_eq!(taken[&7].state, JobState::Failed);
-        assert!(taken[&7].state_data["reason"].as_str().unwrap().contains("the data is too large"));
-        assert!(taken.values().filter(|update| update.state == JobState::Postprocessed).count() == 8);
+    #[test]
+    fn a_result_that_the_service_does_not_take_fails_its_job() {
+        let result = HookResult { data: json!({"x": 2}).as_object().cloned().unwrap(), ..HookResult::default() };
+        let update = conclude(&job("RUN_DONE"), Ok(result), JobState::Postprocessed);
+        let why = copal_schemas::problem::Problem::new(ErrorCode::Invalid, "the data is too large");
+        let instead = not_taken(&update, &ClientError::Problem(why.into()));
+        assert_eq!((instead.state, instead.data), (JobState::Failed, None));
+        assert!(instead.state_data["reason"].as_str().unwrap().contains("the data is too large"));
     }
 
     #[test]

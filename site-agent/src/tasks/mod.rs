@@ -7,6 +7,7 @@ pub mod hooks;
 pub mod node_watch;
 pub mod queue_maintainer;
 pub mod queue_sync;
+mod reports;
 mod requests;
 pub mod site_refresh;
 pub mod spool;

@@ -10,10 +10,20 @@ use std::{
 };
 
 use copal_client::{ClientError, spool};
-use copal_schemas::{BatchJobId, batch_job::BatchJobState, problem::ErrorCode};
+use copal_schemas::{
+    BatchJobId, JsonObject, SessionId,
+    batch_job::BatchJobState,
+    problem::ErrorCode,
+    session::{JobUpdate, Updates},
+};
 use tokio::sync::Mutex;
+use uuid::Uuid;
 
-use super::{Context, Passes, run_passes};
+use super::{
+    Context, Passes,
+    reports::{self, is_about_content},
+    run_passes,
+};
 
 /// How often the folder is looked at.
 const PERIOD: Duration = Duration::from_secs(10);
@@ -63,7 +73,14 @@ impl Deliverer {
         let mut delivered = 0;
         for path in spool::list(&context.dir.spool())? {
             let file = match spool::read(&path) {
-                Ok(file) => file,
+                Ok(Some(file)) => file,
+                // Its launcher has only begun it, or died of that.
+                Ok(None) => {
+                    if is_left(context, &path, None).await? {
+                        spool::remove(&path)?;
+                    }
+                    continue;
+                }
                 Err(error) => {
                     set_aside(&path, "unreadable", &format!("{:#}", anyhow::Error::from(error)));
                     continue;
@@ -78,15 +95,8 @@ impl Deliverer {
             let done = sent.get(&path).copied().unwrap_or(0);
             let mut refused = None;
             for batch in file.batches.iter().skip(done) {
-                match context.api.client().send_updates(file.header.session_id, batch).await {
-                    Ok(answer) => {
-                        for rejected in answer.rejected {
-                            tracing::warn!(
-                                job.id = rejected.job_id.0,
-                                "a late report was refused: {}",
-                                rejected.detail
-                            );
-                        }
+                match send(context, file.header.session_id, batch).await {
+                    Ok(()) => {
                         delivered += batch.updates.len();
                         *sent.entry(path.clone()).or_default() += 1;
                     }
@@ -107,6 +117,41 @@ impl Deliverer {
         }
         Ok(delivered)
     }
+}
+
+/// Sends one batch. A report that the service does not take for what is in it blocks no other.
+async fn send(context: &Context, session: SessionId, batch: &Updates) -> Result<(), ClientError> {
+    match offer(context, session, batch.clone()).await {
+        Err(error) if is_about_content(&error) => {}
+        outcome => return outcome,
+    }
+    // The batch was not taken, and neither was its key.
+    let anew = |updates| offer(context, session, Updates { batch_key: Uuid::new_v4(), updates, release: Vec::new() });
+    match reports::deliver(batch.updates.clone(), anew, bare).await {
+        Err(error) if is_about_content(&error) => {
+            tracing::error!(
+                session.id = session.0,
+                "the service takes a late report in no form; it is given up: {error}"
+            );
+            Ok(())
+        }
+        outcome => outcome,
+    }
+}
+
+async fn offer(context: &Context, session: SessionId, updates: Updates) -> Result<(), ClientError> {
+    let answer = context.api.client().send_updates(session, &updates).await?;
+    for rejected in answer.rejected {
+        tracing::warn!(job.id = rejected.job_id.0, "a late report was refused: {}", rejected.detail);
+    }
+    Ok(())
+}
+
+/// A report without all that the service could mind.
+fn bare(update: &JobUpdate, why: &ClientError) -> JobUpdate {
+    let mut state_data = JsonObject::new();
+    state_data.insert("message".into(), format!("the service does not take the rest of this report: {why}").into());
+    JobUpdate { state_data, data: None, usage: None, ..update.clone() }
 }
 
 /// Whether the launcher that wrote a file is gone.
