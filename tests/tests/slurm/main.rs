@@ -12,6 +12,7 @@
 mod campaign;
 mod cluster;
 mod launcher;
+mod scripts;
 
 use std::time::Duration;
 
