@@ -59,6 +59,13 @@ impl OnTerminal {
         Self { child, keyboard, terminal, before, shown, reader }
     }
 
+    /// Gives the terminal another width, as who drags its border does.
+    pub(crate) fn resize(&self, columns: u16) {
+        let mut stty = Command::new("stty");
+        stty.args(["cols", &columns.to_string()]).stdin(self.terminal.try_clone().unwrap());
+        assert!(stty.status().unwrap().success());
+    }
+
     /// All that it has written so far.
     pub(crate) fn shown(&self) -> String {
         String::from_utf8_lossy(&self.shown.lock().unwrap()).into_owned()
@@ -84,7 +91,12 @@ impl OnTerminal {
 
     /// A key of the user's.
     pub(crate) fn type_letter(&mut self, letter: char) {
-        self.keyboard.write_all(letter.to_string().as_bytes()).unwrap();
+        self.type_text(&letter.to_string());
+    }
+
+    /// Keys of the user's, of which none ends a line.
+    pub(crate) fn type_text(&mut self, text: &str) {
+        self.keyboard.write_all(text.as_bytes()).unwrap();
     }
 
     /// A line of the user's.

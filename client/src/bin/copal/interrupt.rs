@@ -19,7 +19,7 @@ static PRESSED: LazyLock<watch::Sender<bool>> = LazyLock::new(|| watch::Sender::
 static TIDY: Mutex<Option<Box<dyn Fn() + Send>>> = Mutex::new(None);
 
 /// Begins to hear Ctrl-C. To be called before any other thread is there, since each of them inherits that it is deaf.
-/// Programs that are started later are not affected: they begin without blocked signals.
+/// So do programs, which are therefore started by [`hearing`].
 pub(crate) fn listen() {
     let interrupt = SigSet::from(Signal::SIGINT);
     // Where it can't be had, Ctrl-C ends the program in the system's way.
@@ -42,6 +42,15 @@ pub(crate) fn listen() {
             let _ = interrupt.thread_block();
         }
     });
+}
+
+/// Starts a program that hears Ctrl-C as any other does.
+pub(crate) fn hearing<T>(start: impl FnOnce() -> T) -> T {
+    let before = SigSet::thread_get_mask();
+    let _ = SigSet::from(Signal::SIGINT).thread_unblock();
+    let started = start();
+    let _ = before.and_then(|before| before.thread_set_mask());
+    started
 }
 
 /// While one of these is there, the first Ctrl-C does not end the program.

@@ -27,6 +27,7 @@ use crate::{
     context::Context,
     failure::{Failure, Result},
     human::Clock,
+    interrupt::hearing,
     table::{Table, cell, maybe},
 };
 
@@ -55,7 +56,8 @@ pub(super) async fn start(context: Context, folder: &Folder) -> Result<()> {
     let mut command = agent(&site)?;
     command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
     detach(&mut command);
-    let mut child = command.spawn().map_err(|error| Failure::new(format!("can't start the agent: {error}")))?;
+    let mut child =
+        hearing(|| command.spawn()).map_err(|error| Failure::new(format!("can't start the agent: {error}")))?;
     let deadline = Instant::now() + START_TIMEOUT;
     let holder = loop {
         if let AgentPresence::Here(holder) = AgentPid::presence(&site)
@@ -101,7 +103,8 @@ fn presence(site: &SiteDir, clock: Clock) -> Result<AgentPresence> {
 pub(super) async fn run(context: Context, folder: &Folder) -> Result<()> {
     let site = find(context, folder).await?;
     // The agent takes this process over, so that signals and the exit code are its own.
-    let error = agent(&site)?.exec();
+    let mut command = agent(&site)?;
+    let error = hearing(|| command.exec());
     Err(Failure::new(format!("can't start the agent: {error}")))
 }
 

@@ -13,6 +13,7 @@ use crate::{
     context::Context,
     failure::{Failure, Result, one_line},
     human::{count, size, span},
+    interrupt::hearing,
     sites::is_active,
     table::{Table, cell, verdict},
 };
@@ -347,7 +348,7 @@ async fn output(command: &[&str]) -> Option<String> {
     let (program, arguments) = command.split_first()?;
     let mut child = tokio::process::Command::new(program);
     child.args(arguments).env("LC_ALL", "C").stdin(Stdio::null()).kill_on_drop(true);
-    let output = tokio::time::timeout(PROGRAM_TIMEOUT, child.output()).await.ok()?.ok()?;
+    let output = tokio::time::timeout(PROGRAM_TIMEOUT, hearing(|| child.output())).await.ok()?.ok()?;
     let text = if output.stdout.is_empty() { output.stderr } else { output.stdout };
     output.status.success().then(|| String::from_utf8_lossy(&text).into_owned())
 }

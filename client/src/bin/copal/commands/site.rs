@@ -17,6 +17,7 @@ use crate::{
     context::Context,
     failure::{Failure, Result},
     human::{Clock, count},
+    interrupt::hearing,
     prompt,
     sites::is_active,
     table::{Table, cell, maybe},
@@ -152,7 +153,7 @@ pub(super) async fn check(folder: &SiteDir) -> Result<()> {
     let mut command = tokio::process::Command::new(agent::sibling("copal-agent")?);
     command.arg("check").arg("--site").arg(folder.root());
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
-    let output = tokio::time::timeout(CHECK_TIMEOUT, command.output())
+    let output = tokio::time::timeout(CHECK_TIMEOUT, hearing(|| command.output()))
         .await
         .map_err(|_| Failure::new(format!("`copal-agent check` did not end in {} s", CHECK_TIMEOUT.as_secs())))??;
     if output.status.success() {

@@ -23,6 +23,7 @@ use super::{agent, site::details};
 use crate::{
     context::Context,
     failure::{Failure, Result},
+    interrupt::hearing,
     output::is_interactive,
     prompt,
 };
@@ -166,7 +167,7 @@ async fn ask_scheduler(platform: &str) -> Result<String> {
     let mut command = tokio::process::Command::new(agent::sibling("copal-agent")?);
     command.args(["discover", "--platform", platform]);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
-    let output = tokio::time::timeout(DISCOVER_TIMEOUT, command.output())
+    let output = tokio::time::timeout(DISCOVER_TIMEOUT, hearing(|| command.output()))
         .await
         .map_err(|_| Failure::new(format!("{platform} did not answer within {} s", DISCOVER_TIMEOUT.as_secs())))??;
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
