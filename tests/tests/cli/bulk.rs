@@ -52,7 +52,7 @@ async fn an_array_may_hold_itself_to_so_many_at_once() {
     let line = "job create -a Hello --array 0-6:2,10-12%3 -w a/{index} -p name=x";
     let words: Vec<&str> = line.split(' ').collect();
     let shown = desk.ok(&[&words[..], &["--dry-run"]].concat());
-    assert!(shown.contains("Jobs               7\nat once            3\n"), "{shown}");
+    assert!(shown.contains("Jobs               7\nAt once            3\n"), "{shown}");
     assert_eq!(desk.ok(&words), "1-7\n");
     assert_eq!(desk.json(&["job", "ls", "--by-state"]), json!({"AWAITING_PARENTS": 4, "PREPROCESSED": 3}));
     let why = desk.ok(&["job", "why", "4"]);

@@ -52,6 +52,13 @@ impl Desk {
         self.programs.home().join("site")
     }
 
+    /// Makes the stored login one at another service.
+    pub(crate) fn point_at(&self, url: &str) {
+        let credentials = self.programs.home().join(".copal/client.yml");
+        let text = fs::read_to_string(&credentials).unwrap();
+        fs::write(&credentials, text.replace(self.service.base(), url)).unwrap();
+    }
+
     pub(crate) fn app(&self, name: &str, rest: &str) {
         fs::write(self.site_path().join(format!("apps/{name}.yml")), format!("name: {name}\n{rest}\n")).unwrap();
         self.ok(&["app", "sync"]);

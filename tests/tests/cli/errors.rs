@@ -1,8 +1,8 @@
 //! Every error takes two lines: what, and what to do.
 
-use std::{fs, os::unix::fs::PermissionsExt, thread};
+use std::{fs, os::unix::fs::PermissionsExt};
 
-use crate::desk::Desk;
+use crate::{desk::Desk, other_service::OtherService};
 
 #[tokio::test]
 async fn whoever_is_not_logged_in_is_told_how_to() {
@@ -93,13 +93,40 @@ async fn names_that_mean_nothing_or_too_much_list_what_could_be_meant() {
     );
     assert_eq!(
         refused("job create -a Hello -w x -p name=x -p tail=y"),
-        "1\nerror: App Hello: parameter tail: \"y\" is not one of , x\n"
+        "1\nerror: App Hello: parameter tail: \"y\" is not one of , x\nhint: `copal app show Hello` lists its parameters\n"
     );
     assert_eq!(
         refused("job create -a Hello -w s/{index} -p name=x --array 0-9%0"),
         "2\nerror: invalid value '0-9%0' for '--array <RANGE>': \"0-9%0\" is not an array; write FIRST-LAST or \
          FIRST-LAST:STEP, such as 0-99, 0-99:10 or 1,5,10-19, and %MOST behind it for the most at once\n\
          hint: --help says more\n"
+    );
+    assert_eq!(
+        refused("job ls --feilds id"),
+        "2\nerror: unexpected argument '--feilds' found\nhint: a similar argument exists: '--fields'; --help says more\n"
+    );
+    assert_eq!(
+        refused("queue ls --state runing"),
+        "2\nerror: invalid value 'runing' for '--state <STATE>': \"runing\" is not a BatchJob's state; did you mean \
+         running?\nhint: --help says more\n"
+    );
+    assert_eq!(
+        refused("job show seven"),
+        "2\nerror: invalid value 'seven' for '<ID>': a number is wanted\nhint: --help says more\n"
+    );
+    assert_eq!(
+        refused("job ls --after yesterday"),
+        "2\nerror: \"yesterday\" is no time; write 2h (ago), 13:05, 2026-11-30T13:05 or RFC 3339\nhint: --help says more\n"
+    );
+    // The same App at two Sites, and two Sites with one part of their paths in common.
+    fs::copy(desk.site_path().join("apps/Hello.yml"), other.join("apps/Hello.yml")).unwrap();
+    desk.ok(&["app", "sync", "--site", "polaris"]);
+    let several = "2\nerror: several Sites have an App Hello: theta, polaris\nhint: name one with --site\n";
+    assert_eq!(refused("job create --site all -a Hello -w x -p name=x"), several);
+    assert_eq!(refused("app show Hello --site all"), several);
+    assert_eq!(
+        refused("site rm --site site -y"),
+        "2\nerror: 2 Sites could be meant: theta (1), polaris (2)\nhint: name one with --site\n"
     );
     assert_eq!(refused("job rm"), "2\nerror: which Jobs?\nhint: name ids, states or tags, or add --all\n");
     assert_eq!(
@@ -132,43 +159,18 @@ async fn a_folder_that_names_another_services_site_is_told() {
 #[tokio::test]
 async fn a_service_of_another_version_is_named() {
     let desk = Desk::without_site().await;
-    // A service of the future, as far as this command sees of it.
-    let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = socket.local_addr().unwrap();
-    thread::spawn(move || {
-        use std::io::{BufRead, BufReader, Write};
-        for connection in socket.incoming().flatten() {
-            let mut reader = BufReader::new(connection.try_clone().unwrap());
-            let mut first = String::new();
-            let _ = reader.read_line(&mut first);
-            let mut line = String::new();
-            while reader.read_line(&mut line).is_ok_and(|length| length > 2) {
-                line.clear();
-            }
-            let body = match () {
-                () if first.contains("openapi") => r#"{"info": {"version": "9.9.9"}}"#,
-                () if first.contains("healthz") => "ok",
-                () => r#"{"count": 1, "results": [{"brave": "new world"}]}"#,
-            };
-            let answer = format!(
-                "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
-                body.len()
-            );
-            let _ = (&connection).write_all(answer.as_bytes());
-        }
-    });
-    let credentials = desk.programs.home().join(".copal/client.yml");
-    let text = fs::read_to_string(&credentials).unwrap();
-    fs::write(&credentials, text.replace(desk.service.base(), &format!("http://{address}"))).unwrap();
+    let future = OtherService::start("9.9.9", None);
+    desk.point_at(&future.url());
     let told = desk.refused(&["site", "ls"]);
     assert!(
-        told.starts_with(&format!("1\nerror: the answer of http://{address}/sites/ is not understood: ")),
+        told.starts_with(&format!("1\nerror: the answer of {}/sites/ is not understood: ", future.url())),
         "{told}"
     );
-    assert!(told.contains("\nhint: the service has version 9.9.9: this `copal` is "), "{told}");
-    let output = desk.run(&["doctor", "-o", "json"]);
-    assert_eq!(output.status.code(), Some(1));
-    assert!(String::from_utf8_lossy(&output.stdout).contains("9.9.9") || !output.stdout.is_empty());
+    let ours = env!("CARGO_PKG_VERSION");
+    let hint = format!(
+        "\nhint: the service has version 9.9.9: this `copal` is {ours}; install the one of 9.9.9, or update the service\n"
+    );
+    assert!(told.ends_with(&hint) && told.lines().count() == 3, "{told}");
 }
 
 #[tokio::test]

@@ -320,7 +320,9 @@ fn other_sites(reader: &mut Reader) {
         reader.prepare("copal app sync");
     }
     // The one with --force first: BatchJobs that are not over keep the other from it.
-    for line in reader.take("copal site rm").into_iter().rev() {
+    let mut lines = reader.take("copal site rm");
+    lines.sort_by_key(|line| !line.contains("--force"));
+    for line in lines {
         reader.run(&line);
         fs::remove_dir_all(reader.home().join("my-site")).unwrap();
         init(reader, "./my-site", "my-site");

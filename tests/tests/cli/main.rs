@@ -5,11 +5,16 @@
 mod bulk;
 mod completions;
 mod desk;
+mod docs;
+mod doctor;
 mod errors;
 mod formats;
 mod guide;
 mod help;
+mod manual;
+mod other_service;
 mod pitfalls;
 mod pty;
 mod scripts;
 mod terminal;
+mod wait;
