@@ -29,7 +29,7 @@ pub(super) const CRUMB: f64 = 1e-3;
 /// How long a question waits at the service. It says what is free when it is asked, and while something runs more may
 /// become free; with all nodes empty it can't.
 const WAIT_SEC: f64 = MAX_WAIT_SEC * 0.8;
-const SHORT_WAIT_SEC: f64 = 2.0;
+const SHORT_WAIT_SEC: f64 = 5.0;
 /// What comes later than this before the end would be cut off at once, and perhaps come again to the next one: launchers
 /// of one allocation end one after the other.
 const LAST: Duration = Duration::from_secs(1);

@@ -133,10 +133,23 @@ fn explain(code: i32) -> String {
 
 /// A run that was killed after it used more memory than its Job asked for.
 fn memory_exceeded(job: &Job, ended: &Ended) -> Option<String> {
+    if is_killed_by_slurm(&ended.tail) {
+        let asked = job.mem_mb.map(|asked| format!("; {asked} MiB were asked for")).unwrap_or_default();
+        return Some(format!("killed by Slurm for want of memory{asked}"));
+    }
     let killed = matches!(ended.outcome, Outcome::Signaled(libc::SIGKILL) | Outcome::Exited(137));
     let asked = job.mem_mb.filter(|_| killed)?;
     let used = ended.peak_memory_bytes? >> 20;
     (used > asked).then(|| format!("killed after it used {used} MiB of memory; {asked} MiB were asked for"))
+}
+
+/// Whether the last lines are what Slurm says of ranks that it killed for their memory. The launcher sees only `srun`,
+/// which ends with an exit code of the ranks'.
+fn is_killed_by_slurm(tail: &str) -> bool {
+    tail.lines().any(|line| {
+        (line.starts_with("slurmstepd") && line.contains("oom-kill event"))
+            || (line.starts_with("srun: error:") && line.ends_with(": Out Of Memory"))
+    })
 }
 
 #[cfg(test)]
@@ -198,5 +211,23 @@ mod tests {
         let (_, data) = update(Outcome::Signaled(libc::SIGKILL), None);
         assert_eq!(data["reason"], json!("memory"));
         assert_eq!(update(Outcome::Exited(1), None).1["reason"], Value::Null);
+    }
+
+    #[test]
+    fn memory_for_which_slurm_killed_ranks_is_named() {
+        let reason = |tail: &str, code: i32| {
+            let mut ended = ended(Outcome::Exited(code), None);
+            ended.tail = tail.into();
+            let update = of(&job(), &ended, &[], &[]).unwrap();
+            update.state_data.get("reason").cloned()
+        };
+        let step = "slurmstepd-n1: error: Detected 1 oom-kill event(s) in StepId=4.1. Some of your processes may have been killed";
+        for tail in
+            [step, "a line\nsrun: error: n1: task 0: Out Of Memory\nsrun: launch/slurm: _step_signal: Terminating"]
+        {
+            assert_eq!(reason(tail, 1), Some(json!("memory")));
+            assert_eq!(reason(tail, 0), None);
+        }
+        assert_eq!(reason("I fear an oom-kill event", 1), None);
     }
 }
