@@ -28,7 +28,7 @@ use uuid::Uuid;
 use crate::session::{Backoff, Contact, chain, is_ended};
 
 /// The most updates of one call. Larger ones stall the others at the service.
-const MAX_BATCH: usize = 1_000;
+const MAX_BATCH: usize = 500;
 /// How long an update waits for others where nobody is in a hurry for it: the start of a run, whose end may be near,
 /// and its end, while all places stay busy.
 const PATIENCE: Duration = Duration::from_millis(50);
@@ -208,9 +208,9 @@ impl Sender {
                 self.gather(next).await;
                 self.seal();
             }
-            let Some(batch) = self.sealed.front().cloned() else { continue };
+            let Some(batch) = self.sealed.front() else { continue };
             next = Instant::now() + gap(batch.updates.len());
-            match self.send(&batch).await {
+            match self.send(batch).await {
                 Ok(()) => {
                     backoff.reset();
                     self.delivered();
@@ -222,7 +222,7 @@ impl Sender {
                         Some(ErrorCode::Invalid | ErrorCode::BodyTooLarge | ErrorCode::BulkTooLarge)
                     ) =>
                 {
-                    self.split(batch, &error);
+                    self.split(&error);
                 }
                 Err(error) => {
                     if self.file.is_none() {
@@ -238,7 +238,7 @@ impl Sender {
         }
     }
 
-    async fn send(&mut self, batch: &Updates) -> Result<(), ClientError> {
+    async fn send(&self, batch: &Updates) -> Result<(), ClientError> {
         let call = self.client.send_updates(self.header.session_id, batch);
         let answer = match self.deadline {
             // At the end an answer is not waited for as long as in the middle.
@@ -385,8 +385,8 @@ impl Sender {
 
     /// The service does not understand a batch: its halves are sent, down to the one bad row, which is
     /// given up, so that it never blocks the others.
-    fn split(&mut self, batch: Updates, error: &ClientError) {
-        self.sealed.pop_front();
+    fn split(&mut self, error: &ClientError) {
+        let Some(batch) = self.sealed.pop_front() else { return };
         // What comes in its place is not in the spool. Lines that are there twice have the same key and do no harm.
         self.spooled = 0;
         let Updates { mut updates, release, .. } = batch;
