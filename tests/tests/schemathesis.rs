@@ -27,13 +27,26 @@ expected-statuses = ["2xx", "400", "401", "403", "404", "409", "429"]
 "query.wait_sec" = 0
 "#;
 
-/// Every id in a path is 1: else the generator writes integers as `50.0`, too, which is right in JSON only.
-const PLAIN_IDS: &str = "\"path.id\" = 1\n";
+/// The walk along the document's links, from a creation to the end of what was made. More links would be guessed from names
+/// than there are, and followed instead.
+///
+/// A change of an App to a Site that is not there is a 404 by the contract, though the App is.
+const WALK: &str = r#"
+[phases.stateful.inference]
+algorithms = []
+
+[[operations]]
+include-name = "PUT /apps/{id}"
+checks.ensure_resource_availability.enabled = false
+"#;
+
+/// Every id in a path, and that of a Site in a query, is 1: else the generator writes integers as `50.0`, too, which is right in JSON only.
+const PLAIN_IDS: &str = "\"path.id\" = 1\n\"query.site_id\" = 1\n";
 
 /// What no schema says, so that good input can't be told from bad by it: fields that bind each other (`required` and
 /// `default` of a parameter, the nodes of partitions, the workdirs of an array, code and name of a form), and times
 /// without a zone, which answers have and `date-time` does not know.
-const BOUND_FIELDS: &str = "^/apps/|^/batch-jobs/$|^/job-arrays/|^/auth/oauth/|^/sessions/.id./updates";
+const BOUND_FIELDS: &str = "^/apps/|^/batch-jobs/$|^/job-arrays/|^/auth/oauth/|^/sessions/.id./updates|^/sites/(.id.)?$";
 
 async fn run(world: &World, user: &Api, settings: &str, arguments: &[&str]) {
     let folder = tempfile::tempdir().expect("a temporary folder");
@@ -48,6 +61,9 @@ async fn run(world: &World, user: &Api, settings: &str, arguments: &[&str]) {
         .current_dir(folder.path())
         .env("HOME", folder.path())
         .env("NO_PROXY", "127.0.0.1")
+        .envs([("PYTHONPATH", python::scripts().as_os_str()), ("SCHEMATHESIS_HOOKS", "lenient_input".as_ref())])
+        // The source tree stays as it is.
+        .env("PYTHONDONTWRITEBYTECODE", "1")
         .stdin(Stdio::null());
     let running = tokio::task::spawn_blocking(move || command.output()).await;
     let output = running.expect("no panic").expect("schemathesis starts");
@@ -66,12 +82,37 @@ const LOGINS: &str = "^/auth/(revoke|logins)";
 #[tokio::test]
 async fn generated_requests_get_documented_answers() {
     let world = world().await;
-    // Bad input is tried apart (`api/bad_input.rs`): a number for a text, a text for a number and an empty text for a
-    // filter that is left out are read leniently, as Balsam's clients need it, and the generator holds them to be bad.
+    // What must be refused and what must be taken is tried apart, each with input of its kind alone.
     let checks = ["--checks", "all", "--exclude-checks", "negative_data_rejection,positive_data_acceptance"];
-    let phases = ["--phases", "examples,coverage,fuzzing,stateful", "--max-examples", EXAMPLES];
+    let phases = ["--phases", "examples,coverage,fuzzing", "--max-examples", EXAMPLES];
     let without = [ENDLESS.as_slice(), &["--exclude-path-regex", LOGINS]].concat();
     run(&world, &world.user, SETTINGS, &[checks.as_slice(), &phases, &without].concat()).await;
+}
+
+/// Values of the wrong type that Balsam's clients send are taken (`tests/python/lenient_input.py`).
+#[tokio::test]
+async fn what_the_document_calls_bad_is_refused() {
+    let world = world().await;
+    let checks = ["--checks", "negative_data_rejection", "--mode", "negative"];
+    let phases = ["--phases", "coverage,fuzzing", "--max-examples", EXAMPLES];
+    let without = [ENDLESS.as_slice(), &["--exclude-path-regex", LOGINS]].concat();
+    let settings = format!("{SETTINGS}{PLAIN_IDS}");
+    run(&world, &world.user, &settings, &[checks.as_slice(), &phases, &without].concat()).await;
+}
+
+#[tokio::test]
+async fn links_lead_from_a_creation_to_the_end_of_what_was_made() {
+    let world = world().await;
+    let checks = ["--checks", "all", "--exclude-checks", "negative_data_rejection,positive_data_acceptance"];
+    let phases = ["--phases", "stateful", "--mode", "positive", "--max-examples", "60"];
+    let without = [ENDLESS.as_slice(), &["--exclude-path-regex", "^/auth/"]].concat();
+    run(&world, &world.user, &format!("{SETTINGS}{WALK}"), &[checks.as_slice(), &phases, &without].concat()).await;
+    // Whoever does not follow links has the id of nothing. Which ones are followed is left to chance; `api/links.rs`
+    // follows all.
+    let metrics = reqwest::get(format!("{}/metrics", world.service.base())).await.expect("an answer");
+    let metrics = metrics.text().await.expect("a text");
+    let followed = |line: &&str| line.contains("/{id}\"") && line.contains("status=\"20");
+    assert!(metrics.lines().any(|line| followed(&line)), "no link was followed:\n{metrics}");
 }
 
 #[tokio::test]
@@ -90,7 +131,7 @@ async fn what_the_document_calls_good_is_taken() {
 async fn generated_ends_of_logins_get_documented_answers() {
     let world = World::new().await;
     let bob = world.service.user("bob").await;
-    let checks = ["--checks", "all", "--exclude-checks", "negative_data_rejection"];
+    let checks = ["--checks", "all"];
     let phases = ["--phases", "examples,coverage,fuzzing", "--max-examples", EXAMPLES];
     let only = ["--include-path-regex", LOGINS];
     run(&world, &bob, &format!("{SETTINGS}{PLAIN_IDS}"), &[checks.as_slice(), &phases, &only].concat()).await;

@@ -196,3 +196,19 @@ async fn a_place_in_a_list_narrows_no_change() {
     let changed = world.user.put(&format!("/jobs/?after_id={}", jobs[1]), &json!({"priority": 5})).await.ok();
     assert_eq!(changed, json!(3));
 }
+
+/// An id of 0 is nobody's. A script that computed it from nothing must not meet all Jobs.
+#[tokio::test]
+async fn an_id_of_0_matches_nothing() {
+    let world = World::new().await;
+    let user = &world.user;
+    five(&world).await;
+    for filter in ["app_id=0", "site_id=0", "batch_job_id=0", "array_id=0", "parent_id=0", "id=0", "id__lte=0"] {
+        let path = format!("/jobs/?{filter}");
+        assert_eq!(user.count(&path).await, 0, "{filter}");
+        assert_eq!(user.put(&path, &json!({"num_nodes": 2})).await.ok(), json!(0), "{filter}");
+        user.delete(&path).await.deleted();
+        assert_eq!(user.post(&format!("/jobs/cancel?{filter}"), &json!({})).await.ok()["cancelled"], 0, "{filter}");
+    }
+    assert_eq!(user.count("/jobs/?state=PREPROCESSED").await, 5);
+}

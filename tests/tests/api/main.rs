@@ -16,6 +16,7 @@ mod job_filters;
 mod job_states;
 mod jobs;
 mod lifecycle;
+mod links;
 mod pitfalls;
 mod release;
 mod replicas;
