@@ -46,7 +46,8 @@ const PLAIN_IDS: &str = "\"path.id\" = 1\n\"query.site_id\" = 1\n";
 /// What no schema says, so that good input can't be told from bad by it: fields that bind each other (`required` and
 /// `default` of a parameter, the nodes of partitions, the workdirs of an array, code and name of a form), and times
 /// without a zone, which answers have and `date-time` does not know.
-const BOUND_FIELDS: &str = "^/apps/|^/batch-jobs/$|^/job-arrays/|^/auth/oauth/|^/sessions/.id./updates|^/sites/(.id.)?$";
+const BOUND_FIELDS: &str =
+    "^/apps/|^/batch-jobs/$|^/job-arrays/|^/auth/oauth/|^/sessions/.id./updates|^/sites/(.id.)?$";
 
 async fn run(world: &World, user: &Api, settings: &str, arguments: &[&str]) {
     let folder = tempfile::tempdir().expect("a temporary folder");
