@@ -28,7 +28,7 @@ use uuid::Uuid;
 use crate::session::{Backoff, Contact, chain, is_ended};
 
 /// The most updates of one call. Larger ones stall the others at the service.
-const MAX_BATCH: usize = 500;
+const MAX_BATCH: usize = 1_000;
 /// How long an update waits for others where nobody is in a hurry for it: the start of a run, whose end may be near,
 /// and its end, while all places stay busy.
 const PATIENCE: Duration = Duration::from_millis(50);
