@@ -67,11 +67,19 @@ pub enum OrderBy {
 }
 
 /// The tables that a query reads: `jobs` as `j`, `job_details` as `d`.
+///
+/// Where a whole selection is read, the order of the two is given: with statistics from before many Jobs were made, the
+/// planner takes either side for one row and compares each Job with each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Tables {
     Hot,
     Cold,
+    /// As the planner finds best for a page in an order.
     Both,
+    /// The other half of each that is found in `jobs`.
+    HotFirst,
+    /// The other half of each that is found in `job_details`.
+    ColdFirst,
 }
 
 impl JobFilter {
@@ -194,7 +202,11 @@ impl JobFilter {
         only_odd: bool,
     ) -> ApiResult<BTreeMap<JobState, i64>> {
         let mut sql = QueryBuilder::new("select j.state, count(*)");
-        let tables = if self.tables(OrderBy::LastUpdate) == Tables::Hot { Tables::Hot } else { Tables::Both };
+        let tables = match self.tables(OrderBy::Id) {
+            Tables::Cold if self.array_id.is_none() && self.workdir_contains.is_none() => Tables::Hot,
+            Tables::Cold => self.both(),
+            tables => tables,
+        };
         self.push_from(&mut sql, tables, scope);
         sql.push(if only_odd { " and j.tag_set = 0" } else { "" }).push(" group by j.state");
         let counts: Vec<(JobState, i64)> = sql.build_query_as().fetch_all(conn).await?;
@@ -255,12 +267,17 @@ impl JobFilter {
         let hot = self.has_hot_conditions() || !self.states.is_empty() || self.state_ne.is_some();
         let cold = self.workdir_contains.is_some() || self.array_id.is_some();
         match by {
-            OrderBy::Id if !hot => Tables::Cold,
-            OrderBy::Workdir if !hot => Tables::Cold,
+            OrderBy::Id | OrderBy::Workdir if !hot => Tables::Cold,
             OrderBy::Workdir => Tables::Both,
+            OrderBy::Id if cold => self.both(),
             _ if cold => Tables::Both,
             _ => Tables::Hot,
         }
+    }
+
+    /// An array is a range of an index of `job_details`; a text in the workdir is looked for in the Jobs that are left.
+    fn both(&self) -> Tables {
+        if self.array_id.is_some() { Tables::ColdFirst } else { Tables::HotFirst }
     }
 
     fn push_from(&self, sql: &mut QueryBuilder<Postgres>, tables: Tables, scope: Scope) {
@@ -276,6 +293,14 @@ impl JobFilter {
             Tables::Both => {
                 sql.push(" from jobs j join job_details d on d.job_id = j.id");
                 "j"
+            }
+            Tables::HotFirst => {
+                sql.push(" from jobs j cross join lateral (select * from job_details where job_id = j.id offset 0) d");
+                "j"
+            }
+            Tables::ColdFirst => {
+                sql.push(" from job_details d cross join lateral (select * from jobs where id = d.job_id offset 0) j");
+                "d"
             }
         };
         let id = tables.id();
@@ -353,8 +378,8 @@ impl JobFilter {
 impl Tables {
     fn id(self) -> &'static str {
         match self {
-            Self::Hot | Self::Both => "j.id",
-            Self::Cold => "d.job_id",
+            Self::Hot | Self::Both | Self::HotFirst => "j.id",
+            Self::Cold | Self::ColdFirst => "d.job_id",
         }
     }
 }
@@ -374,7 +399,10 @@ mod tests {
         assert_eq!(by_state.tables(OrderBy::Id), Tables::Hot);
         assert_eq!(by_state.tables(OrderBy::Workdir), Tables::Both);
         let by_text = JobFilter { workdir_contains: Some("x".into()), ..by_state };
-        assert_eq!(by_text.tables(OrderBy::Id), Tables::Both);
+        assert_eq!(by_text.tables(OrderBy::Id), Tables::HotFirst);
+        let by_array = JobFilter { array_id: Some(1), ..by_text };
+        assert_eq!(by_array.tables(OrderBy::Id), Tables::ColdFirst);
+        assert_eq!(by_array.tables(OrderBy::LastUpdate), Tables::Both);
     }
 
     #[test]

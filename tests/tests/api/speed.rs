@@ -1,7 +1,7 @@
 //! What keeps the service fast on a large database, judged by the rows that statements read and never by time.
 
 use chrono::TimeDelta;
-use copal_schemas::{AppId, JobState, SessionId, StringMap, UserId, session::Acquire};
+use copal_schemas::{AppId, JobId, JobState, SessionId, StringMap, UserId, session::Acquire};
 use copal_server::{
     db::{
         self,
@@ -148,6 +148,40 @@ async fn counts_by_tag_read_no_jobs() {
     let rows: Vec<i64> = sqlx::query_scalar(READ).fetch_all(&mut *transaction).await.unwrap();
     assert_eq!(rows.iter().sum::<i64>(), 0);
     transaction.rollback().await.unwrap();
+    pool.close().await;
+}
+
+/// The planner knows the table as it was before the Jobs that are counted.
+#[tokio::test]
+async fn counts_and_lists_of_an_array_read_each_of_its_jobs_once() {
+    let world = World::new().await;
+    let array = json!({"last": 4_999, "job": {"app_id": world.plain, "workdir": "a/{index}", "parameters": {}}});
+    let first = world.user.post("/job-arrays/", &array).await.created()["array_id"].as_i64().unwrap();
+    world.user.post("/jobs/", &json!([{"app_id": world.plain, "workdir": "one", "parameters": {}}])).await.created();
+    world.user.delete(&format!("/jobs/?array_id={first}")).await.deleted();
+    let mut database = world.service.database().connect().await;
+    sqlx::query("vacuum analyze jobs, job_details").execute(&mut database).await.unwrap();
+    let second = world.user.post("/job-arrays/", &array).await.created()["array_id"].as_i64().unwrap();
+
+    let owner = UserId(id(&world.user.get("/auth/password/me").await.ok()));
+    let scope = Scope { owner, site: None, batch_job: None };
+    let pool = db::connect(&world.service.database().url().into()).await.unwrap();
+    let runnable = vec![JobState::Preprocessed];
+    for filter in [
+        JobFilter { array_id: Some(second), ..JobFilter::default() },
+        JobFilter { array_id: Some(second), states: runnable.clone(), ..JobFilter::default() },
+        JobFilter { workdir_contains: Some("a/".into()), states: runnable, ..JobFilter::default() },
+    ] {
+        let mut transaction = pool.begin().await.unwrap();
+        assert_eq!(filter.count_by_state(&mut transaction, scope).await.unwrap()[&JobState::Preprocessed], 5_000);
+        assert_eq!(filter.count(&mut transaction, scope).await.unwrap(), 5_000);
+        assert_eq!(filter.ids_after(&mut transaction, scope, JobId(0), 10_000).await.unwrap().len(), 5_000);
+        const READ: &str = "select sum(seq_tup_read + idx_tup_fetch)::bigint from pg_stat_xact_user_tables \
+             where relname in ('jobs', 'job_details')";
+        let rows: i64 = sqlx::query_scalar(READ).fetch_one(&mut *transaction).await.unwrap();
+        assert!(rows <= 3 * 2 * 5_010, "{rows} rows read for {filter:?}");
+        transaction.rollback().await.unwrap();
+    }
     pool.close().await;
 }
 
