@@ -151,6 +151,7 @@ impl Neighbours {
             "job_id" | "parent_id" => self.job,
             "batch_job_id" => self.batch_job,
             "array_id" => self.array,
+            "session_id" => self.session,
             other => panic!("{path}: give another user's {other} to this test"),
         }
     }
