@@ -328,7 +328,7 @@ fn pitfall_093_a_killed_launcher_leaves_no_process() {
     service.job(1, "setsid sleep 600 & exec sleep 600");
     let mut launcher = service.launch(SERIAL);
     service.wait_for(1, "RUNNING");
-    wait_until(|| launcher.children().len() >= 3, "worker, run and its child");
+    wait_until(|| launcher.children().len() >= 4, "guard, worker, run and its child");
     let processes = launcher.children();
     launcher.signal(Signal::SIGKILL);
     launcher.wait();
@@ -341,9 +341,9 @@ fn pitfall_093_a_killed_worker_is_noticed_and_its_jobs_run_again() {
     service.job(1, "test -e ran && exit 0; echo > ran; setsid sleep 600 & exec sleep 600");
     let mut launcher = service.launch(SERIAL);
     service.wait_for(1, "RUNNING");
-    wait_until(|| launcher.children().len() >= 3, "worker, run and its child");
+    wait_until(|| launcher.children().len() >= 4, "guard, worker, run and its child");
     let processes = launcher.children();
-    let worker = nix::unistd::Pid::from_raw(processes[0]);
+    let worker = nix::unistd::Pid::from_raw(processes[1]);
     nix::sys::signal::kill(worker, Signal::SIGKILL).unwrap();
     assert_eq!(service.wait_for(1, "RUN_TIMEOUT")["state_data"]["reason"], "worker_lost");
     service.wait_for(1, "RUN_DONE");

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use copal_launcher::process::group::Groups;
 use copal_launcher::protocol::{Cause, CheckpointSignal, Event, Outcome, Program, RunId, ToWorker};
 use copal_schemas::app_file::OutputMode;
+use nix::sys::signal::Signal;
 use support::{Head, is_alive, read_pid, shell, slot, task};
 
 fn direct(words: &[&str]) -> Program {
@@ -190,6 +191,21 @@ fn pitfall_093_nothing_outlives_the_head() {
     head.hang_up();
     head.wait_for_exit();
     assert!(!is_alive(pid), "{pid} lives");
+}
+
+#[test]
+fn a_worker_that_is_killed_together_with_its_guard_takes_its_runs_along() {
+    let mut head = Head::start();
+    let folder = head.folder("a");
+    head.run(task(1, &folder, shell("trap '' TERM; echo $$ > pid; exec sleep 600")));
+    let run = read_pid(&format!("{folder}/pid"));
+    let (guard, worker) = (head.processes()[0], head.processes()[1]);
+    let send = |pid, signal| nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), signal).unwrap();
+    // Neither has the time to notice the other's end.
+    send(worker, Signal::SIGSTOP);
+    send(guard, Signal::SIGKILL);
+    send(worker, Signal::SIGKILL);
+    support::wait_until(|| !is_alive(run), "the run is gone");
 }
 
 #[test]

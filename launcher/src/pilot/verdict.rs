@@ -86,7 +86,8 @@ pub fn of(job: &Job, ended: &Ended, nodes: &[String], gpus: &[String]) -> Option
             Cause::EndOfTime => ("walltime", "the launcher's time was over"),
             Cause::Limit => ("walltime_limit", "the Job's own walltime_limit_min was over"),
             Cause::LeaseLost => ("cut_off", "the launcher was cut off from the service for too long"),
-            Cause::HeadLost => ("launcher_lost", "the launcher was gone"),
+            // A head that hears this is there. It is the worker that had to end: its guard was killed.
+            Cause::HeadLost => ("worker_lost", "the worker process on its node had to end"),
         };
         put("reason", json!(reason));
         put("message", json!(message));

@@ -116,7 +116,8 @@ pub(super) struct Birth<'a> {
 }
 
 impl Birth<'_> {
-    /// Starts the process, as the leader of a process group of its own, without any signal blocked. Where the system
+    /// Starts the process, as the leader of a process group of its own, without any signal blocked. The system kills it
+    /// when the thread that starts it ends. Where the system
     /// does not let it be in its control group, it is in that of this process.
     ///
     /// # Errors
@@ -210,6 +211,9 @@ impl Birth<'_> {
             {
                 return Errno::last_raw();
             }
+            // Should this process and all that clears up after it be killed at once. It is the thread's end that counts,
+            // and the thread waits for the run. A system that refuses this still has the guard.
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
             // Rust programs ignore it, and what is ignored stays so beyond `execve`.
             libc::signal(libc::SIGPIPE, libc::SIG_DFL);
             libc::sigprocmask(libc::SIG_SETMASK, SigSet::empty().as_ref(), ptr::null_mut());

@@ -189,7 +189,7 @@ pub fn open_output(workdir: &Path, earlier_runs: i32) -> Result<(File, PathBuf),
 }
 
 /// Starts a program as the leader of a process group of its own, with nothing on its standard input. Nobody waits
-/// for it: that is [`super::end`]'s.
+/// for it: that is [`super::end`]'s. It is killed when the calling thread ends.
 ///
 /// # Errors
 /// [`SpawnError`] that names what is missing.

@@ -2,9 +2,11 @@
 //! head. It knows no service and decides nothing. It has no async runtime: a thread for each run sleeps in
 //! the kernel until its process ends, then starts the next at once.
 //!
-//! When the head is gone, the worker kills everything and exits, so a killed launcher leaves nothing.
+//! When the head is gone, the worker kills everything and exits, so a killed launcher leaves nothing. When the worker
+//! itself is killed, its guard does that.
 
 mod cpus;
+mod guard;
 mod janitor;
 mod link;
 mod report;
@@ -23,6 +25,7 @@ use crate::{
     process::tree,
     protocol::{Cause, FromWorker, Setup, ToWorker, receive, send},
 };
+use link::Link;
 use report::Outbox;
 use table::Shared;
 
@@ -48,9 +51,9 @@ pub struct WorkerArgs {
 pub fn run(args: &WorkerArgs) -> Result<()> {
     // The scheduler signals every process of an allocation; what it means is the head's decision.
     disregard_signals().context("can't set up signals")?;
-    tree::adopt_orphans().context("can't become the parent of orphans")?;
-
-    let (mut input, mut output) = link::open(args)?;
+    // The guard holds the connection too: it is made before.
+    let Link { mut input, mut output, socket } = link::open(args)?;
+    let guard = guard::part().context("can't part from the guard")?;
     let pid = i32::try_from(std::process::id()).unwrap_or_default();
     // The head knows its own machine.
     let hardware = (!args.connect.is_empty()).then(|| hardware::detect(&|name| std::env::var(name).ok()));
@@ -61,6 +64,8 @@ pub fn run(args: &WorkerArgs) -> Result<()> {
 
     let outbox = Arc::new(Outbox::default());
     let shared = Arc::new(Shared::new(outbox.clone(), setup.clone()));
+    let group = if shared.groups.is_some() { setup.group.as_str() } else { "" };
+    guard.watch(group, move || link::hang_up(&socket)).context("can't start a thread")?;
     let reporter = {
         let outbox = outbox.clone();
         thread::Builder::new().name("report".into()).spawn(move || report::send_all(&outbox, output))

@@ -1,5 +1,6 @@
 //! The real launcher in whole allocations: nodes that are not this machine but are reached as if they were, with
-//! GPUs that a stand-in for the vendor's tool lists; trees of processes that do not want to end; disks that are full; memory that was exceeded.
+//! GPUs that a stand-in for the vendor's tool lists; trees of processes that do not want to end; workers
+//! that are killed; disks that are full; memory that was exceeded.
 
 #![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::expect_used, reason = "tests only")]
 
@@ -8,6 +9,7 @@ mod support;
 
 mod disks;
 mod gpus;
+mod guard;
 mod memory;
 mod nodes;
 mod trees;

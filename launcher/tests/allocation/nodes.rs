@@ -87,7 +87,10 @@ fn pitfall_093_a_worker_of_another_node_that_dies_is_noticed_and_its_job_runs_el
     let worker = launcher.children().into_iter().find(|pid| {
         let read =
             |name: &str| String::from_utf8_lossy(&std::fs::read(format!("/proc/{pid}/{name}")).unwrap()).into_owned();
-        read("cmdline").contains("worker") && read("environ").contains(&format!("COPAL_TEST_NODE={first}\0"))
+        // Not its guard, which has another name.
+        read("comm") == "copal-launcher\n"
+            && read("cmdline").contains("worker")
+            && read("environ").contains(&format!("COPAL_TEST_NODE={first}\0"))
     });
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(worker.unwrap()), Signal::SIGKILL).unwrap();
     assert_eq!(service.wait_for(1, "RUN_TIMEOUT")["state_data"]["reason"], "worker_lost");

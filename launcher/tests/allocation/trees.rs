@@ -13,7 +13,7 @@ use crate::support::{
 
 /// Leaves the numbers of three processes: the leader's, one's that left the session, one's that nothing in its
 /// environment or parentage ties to the run. All ignore TERM, and none ends by itself.
-const STUBBORN: &str = "trap '' TERM; echo $$ > leader
+pub const STUBBORN: &str = "trap '' TERM; echo $$ > leader
 ( setsid sh -c 'trap \"\" TERM; echo $$ > session
   ( env -i PATH=\"$PATH\" sh -c \"trap \\\"\\\" TERM; echo \\$\\$ > orphan; while :; do sleep 600; done\" & )
   while :; do sleep 600; done' & )

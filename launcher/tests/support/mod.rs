@@ -12,6 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use copal_launcher::process::tree;
 use copal_launcher::protocol::{
     Cause, Ended, Event, FromWorker, Program, RunId, Setup, Slot, SlotId, Task, ToWorker, receive, send,
 };
@@ -91,6 +92,13 @@ impl Head {
             Event::Ended(ended) if ended.run == RunId(run) => Some((**ended).clone()),
             _ => None,
         })
+    }
+
+    /// The processes of the worker: its guard, itself, and what it runs.
+    pub fn processes(&self) -> Vec<i32> {
+        let guard = i32::try_from(self.worker.id()).unwrap();
+        let below = tree::below(&tree::snapshot(), guard);
+        std::iter::once(guard).chain(below.iter().map(|process| process.pid)).collect()
     }
 
     pub fn hang_up(&mut self) {
