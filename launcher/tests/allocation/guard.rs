@@ -3,12 +3,15 @@
 
 use std::{
     fs::{self, OpenOptions},
-    os::unix::process::CommandExt,
+    os::{fd::AsRawFd, unix::process::CommandExt},
     process::Command,
     sync::mpsc::{Receiver, channel},
 };
 
-use copal_launcher::process::tree;
+use copal_launcher::process::{
+    group::{Group, Groups},
+    tree,
+};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -45,13 +48,14 @@ struct Scene {
     worker: i32,
     /// The processes of the Job's first run.
     run: Vec<i32>,
+    /// The guards of both nodes, and the control groups that these are in.
+    nodes: Vec<(i32, Option<(Group, Groups)>)>,
 }
 
 impl Scene {
     fn set() -> Self {
         let service = Service::start(SETTINGS);
-        let guards: Vec<(&str, Receiver<i32>)> =
-            ["far1", "far2"].into_iter().map(|node| (node, daemon(&service, node))).collect();
+        let daemons = ["far1", "far2"].map(|node| daemon(&service, node));
         let command = format!("{ONCE}{STUBBORN}");
         service.job_with(1, 1, json!({"parameters": {"cmd": command}, "node_packing_count": 1}));
         let env = allocation("far[1-2]");
@@ -61,15 +65,15 @@ impl Scene {
         wait_for_file(&path("ready"));
         service.wait_for(1, "RUNNING");
         let node = service.read("site/data/job/1/nodes");
-        let guards = guards.into_iter().map(|(name, started)| (name, started.recv().unwrap()));
-        let (_, guard) = guards.collect::<Vec<_>>().into_iter().find(|(name, _)| *name == node.trim()).unwrap();
+        let nodes = daemons.map(|(started, groups)| (started.recv().unwrap(), groups));
+        let guard = nodes[usize::from(node.trim() == "far2")].0;
         let all = tree::snapshot();
         let worker = all.iter().find(|process| process.parent == guard).unwrap().pid;
         let run: Vec<i32> = ["leader", "session", "orphan"].iter().map(|name| read_pid(&path(name))).collect();
         // None of them comes from the launcher.
         let own = launcher.children();
         assert!(run.iter().all(|pid| is_alive(*pid) && !own.contains(pid)), "{run:?} of {own:?}");
-        Self { service, launcher, guard, worker, run }
+        Self { service, launcher, guard, worker, run, nodes: nodes.into() }
     }
 
     fn kill(pid: i32) {
@@ -96,8 +100,22 @@ impl Scene {
     }
 }
 
-/// Does one order on a node: starts a process, tells its number, and says when it has ended.
-fn daemon(service: &Service, node: &'static str) -> Receiver<i32> {
+impl Drop for Scene {
+    fn drop(&mut self) {
+        let _ = self.launcher.child.kill();
+        if !std::thread::panicking() {
+            wait_until(|| self.nodes.iter().all(|(guard, _)| !is_alive(*guard)), "the guards are gone");
+        }
+        for (group, groups) in self.nodes.drain(..).filter_map(|(_, groups)| groups) {
+            drop(group);
+            groups.remove();
+        }
+    }
+}
+
+/// Does one order on a node: starts a process, tells its number, and says when it has ended. Whatever it starts is in a
+/// control group, since what a node has in its own the head must not reach by their names.
+fn daemon(service: &Service, node: &'static str) -> (Receiver<i32>, Option<(Group, Groups)>) {
     let pipe = |name: &str| {
         let path = service.path(&format!("home/{name}.{node}"));
         nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
@@ -105,18 +123,22 @@ fn daemon(service: &Service, node: &'static str) -> Receiver<i32> {
     };
     let (order, ended) = (pipe("order"), pipe("ended"));
     let log = OpenOptions::new().create(true).append(true).open(service.path("log")).unwrap();
+    let groups = Groups::make(&format!("copal-test-{node}-{}", std::process::id()))
+        .and_then(|groups| Some((groups.group(0)?, groups)));
+    let folder =
+        groups.as_ref().map(|(group, _)| format!("/proc/{}/fd/{}", std::process::id(), group.fd().as_raw_fd()));
     let (started, heard) = channel();
     std::thread::spawn(move || {
         let order = fs::read_to_string(order).unwrap();
-        let words: Vec<&str> = order.split_whitespace().collect();
-        let mut command = Command::new(words[0]);
-        command.args(&words[1..]).env("COPAL_TEST_NODE", node).process_group(0).stderr(log);
-        let mut child = command.spawn().unwrap();
+        let enter = "[ -z \"$0\" ] || echo $$ > \"$0/cgroup.procs\"; exec \"$@\"";
+        let mut command = Command::new("sh");
+        command.args(["-c", enter, &folder.unwrap_or_default()]).args(order.split_whitespace());
+        let mut child = command.env("COPAL_TEST_NODE", node).process_group(0).stderr(log).spawn().unwrap();
         started.send(i32::try_from(child.id()).unwrap()).unwrap();
         child.wait().unwrap();
         drop(OpenOptions::new().write(true).open(ended));
     });
-    heard
+    (heard, groups)
 }
 
 #[test]

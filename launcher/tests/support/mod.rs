@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use copal_launcher::process::tree;
+use copal_launcher::process::{group, tree};
 use copal_launcher::protocol::{
     Cause, Ended, Event, FromWorker, Program, RunId, Setup, Slot, SlotId, Task, ToWorker, receive, send,
 };
@@ -26,6 +26,8 @@ pub struct Head {
     socket: Option<UnixStream>,
     folder: tempfile::TempDir,
     events: Vec<Event>,
+    /// The name of the worker's control group.
+    group: String,
 }
 
 impl Head {
@@ -39,14 +41,11 @@ impl Head {
             .unwrap();
         ours.set_read_timeout(Some(LIMIT)).unwrap();
         let folder = tempfile::tempdir().unwrap();
-        let mut head = Self { worker, socket: Some(ours), folder, events: Vec::new() };
+        let group = format!("copal-test-{:016x}", rand::random::<u64>());
+        let mut head = Self { worker, socket: Some(ours), folder, events: Vec::new(), group: group.clone() };
         let hello = receive::<FromWorker>(head.socket.as_mut().unwrap()).unwrap();
         assert!(matches!(hello, Some(FromWorker::Hello { hardware: None, .. })), "{hello:?}");
-        head.tell(&ToWorker::Setup(Setup {
-            kill_grace_sec: 1.0,
-            tail_lines: 10,
-            group: format!("copal-test-{:016x}", rand::random::<u64>()),
-        }));
+        head.tell(&ToWorker::Setup(Setup { kill_grace_sec: 1.0, tail_lines: 10, group }));
         head
     }
 
@@ -122,6 +121,8 @@ impl Drop for Head {
         } else {
             drop(self.worker.wait());
         }
+        // A worker that was killed with its guard can't do it.
+        group::remove_named(&self.group);
     }
 }
 
