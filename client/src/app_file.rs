@@ -12,7 +12,7 @@ use std::{
 use copal_schemas::{
     SiteId, StringMap,
     app::{self, AppCreate, AppParameter, is_identifier},
-    app_file::{AppFile, Hooks, OutputMode, ParameterSpec},
+    app_file::{AppFile, ParameterSpec},
 };
 use handlebars::{Handlebars, RenderError, RenderErrorReason};
 
@@ -116,8 +116,8 @@ impl App {
         Ok(app)
     }
 
-    /// An App as far as the service's index has it: without environment, preamble, hooks and files to clean up.
-    /// `None` for Balsam's Apps, which have no command.
+    /// An App as far as the service's index has it: all of one that is made through the API, others without environment,
+    /// preamble, hooks and files to clean up. `None` for Balsam's Apps, which have no command.
     ///
     /// # Errors
     /// The field and what is wrong with it.
@@ -129,18 +129,19 @@ impl App {
             choices: parameter.choices.clone(),
         };
         let command = index.command.clone()?;
+        let beside = index.remote.clone().unwrap_or_default();
         Some(Self::new(AppFile {
             name: index.name.clone(),
             description: index.description.clone(),
             command,
             parameters: index.parameters.iter().map(|(name, spec)| (name.clone(), parameter(spec))).collect(),
-            environment: StringMap::new(),
-            preamble: None,
+            environment: beside.environment,
+            preamble: beside.preamble,
             transfers: index.transfers.clone(),
-            hooks: Hooks::default(),
+            hooks: beside.hooks,
             max_restarts: index.max_restarts,
-            output: OutputMode::File,
-            cleanup_files: Vec::new(),
+            output: beside.output,
+            cleanup_files: beside.cleanup_files,
         }))
     }
 
@@ -166,6 +167,7 @@ impl App {
             command: Some(self.spec.command.clone()),
             hooks: self.spec.hooks.declared(),
             max_restarts: self.spec.max_restarts,
+            remote: None,
         }
     }
 

@@ -9,6 +9,7 @@ mod file_lock;
 pub mod launcher_exit;
 pub mod launcher_login;
 pub mod platforms;
+pub mod remote_apps;
 pub mod site_dir;
 pub mod spool;
 mod yaml;

@@ -44,8 +44,13 @@ pub enum FileError {
 /// Reads a YAML file into a type.
 pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> Result<T, FileError> {
     let text = std::fs::read_to_string(path).map_err(|source| FileError::Read { path: path.into(), source })?;
-    serde_saphyr::from_str(&text)
-        .map_err(|error| FileError::Content { path: path.into(), message: with_field(&text, &error) })
+    parse(path, &text)
+}
+
+/// Reads the text of a YAML file into a type; `path` is for the error.
+pub(crate) fn parse<T: DeserializeOwned>(path: &Path, text: &str) -> Result<T, FileError> {
+    serde_saphyr::from_str(text)
+        .map_err(|error| FileError::Content { path: path.into(), message: with_field(text, &error) })
 }
 
 /// The line of a field in a file, or of the nearest one around it; `None` when the file has neither.
@@ -76,13 +81,27 @@ fn first_line(text: &str) -> String {
 /// Replaces a file in one step, so that a reader sees the old text or the new one, with these permissions.
 pub(crate) fn write_atomically(path: &Path, text: &str, mode: u32) -> Result<(), FileError> {
     let failed = |source| FileError::Write { path: path.into(), source };
-    let folder = path.parent().unwrap_or(Path::new("."));
-    let mut file = tempfile::NamedTempFile::new_in(folder).map_err(failed)?;
-    file.as_file().set_permissions(std::fs::Permissions::from_mode(mode)).map_err(failed)?;
-    file.write_all(text.as_bytes()).map_err(failed)?;
-    file.as_file().sync_all().map_err(failed)?;
+    let file = written_beside(path, text, mode).map_err(failed)?;
     file.persist(path).map_err(|error| failed(error.error))?;
     Ok(())
+}
+
+/// Makes a file in one step, with these permissions; fails with `AlreadyExists` where one is there.
+pub(crate) fn write_new(path: &Path, text: &str, mode: u32) -> Result<(), FileError> {
+    let failed = |source| FileError::Write { path: path.into(), source };
+    let file = written_beside(path, text, mode).map_err(failed)?;
+    file.persist_noclobber(path).map_err(|error| failed(error.error))?;
+    Ok(())
+}
+
+/// A whole file that has no name of its own yet, in the folder of `path`.
+fn written_beside(path: &Path, text: &str, mode: u32) -> io::Result<tempfile::NamedTempFile> {
+    let folder = path.parent().unwrap_or(Path::new("."));
+    let mut file = tempfile::NamedTempFile::new_in(folder)?;
+    file.as_file().set_permissions(std::fs::Permissions::from_mode(mode))?;
+    file.write_all(text.as_bytes())?;
+    file.as_file().sync_all()?;
+    Ok(file)
 }
 
 #[cfg(test)]

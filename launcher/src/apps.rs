@@ -60,7 +60,11 @@ impl Apps {
 
     fn missing(&self, name: &str) -> String {
         let folder = self.site.apps();
-        format!("the App {name} is not in {}; it may have been removed without `copal app sync`", folder.display())
+        format!(
+            "the App {name} is not in {}; it may have been removed without `copal app sync`, or was made through \
+                 the API and needs `allow_remote_apps: true` in settings.yml",
+            folder.display()
+        )
     }
 
     /// Reads an App when its file is new or has changed.

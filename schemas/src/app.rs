@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{AppId, SiteId, lenient, transfer::Direction};
+use crate::{AppId, SiteId, app_file::RemoteFile, lenient, transfer::Direction};
 
 /// The longest `serialized_class` in characters.
 pub const MAX_SERIALIZED_CLASS: usize = 262_144;
@@ -96,6 +96,12 @@ pub struct App {
     /// Whether its file is gone from the Site: kept for the sake of its Jobs, runs no more.
     #[serde(default)]
     pub gone: bool,
+    /// What its file says beside, where it is made through the API; null for an App whose file the Site's owner wrote.
+    #[serde(default)]
+    pub remote: Option<RemoteFile>,
+    /// Why the Site does not run it, where it is made through the API and its agent has not written its file.
+    #[serde(default)]
+    pub refusal: Option<String>,
 }
 
 /// Body of `POST /apps/`.
@@ -132,6 +138,10 @@ pub struct AppCreate {
     /// The retry policy of a Copal App.
     #[serde(default, deserialize_with = "lenient::nullable_int")]
     pub max_restarts: Option<i32>,
+    /// Makes the App through the API: the Site's agent writes its file, where the settings of the Site say
+    /// `allow_remote_apps: true`. Left out, the App is one whose file the Site's owner wrote.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remote: Option<RemoteFile>,
 }
 
 /// Body of `PUT /apps/{id}`; only the fields present change.
@@ -183,6 +193,12 @@ pub struct AppPatch {
     #[serde(default, deserialize_with = "lenient::some", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(nullable = false))]
     pub gone: Option<bool>,
+    /// Replaces what the file of an App that is made through the API says beside; null when the Site's owner wrote it.
+    #[serde(default, deserialize_with = "lenient::patch", skip_serializing_if = "Option::is_none")]
+    pub remote: Option<Option<RemoteFile>>,
+    /// Says, for the Site's agent, why the Site does not run it; null when its file is written.
+    #[serde(default, deserialize_with = "lenient::patch", skip_serializing_if = "Option::is_none")]
+    pub refusal: Option<Option<String>>,
 }
 
 /// Whether a text is a Python identifier in ASCII, as App names must be.

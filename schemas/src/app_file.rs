@@ -13,6 +13,7 @@ use crate::{
 
 /// What becomes of the standard output and error of a Job.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum OutputMode {
     /// Both go to `job.out` in the workdir.
@@ -39,6 +40,7 @@ pub struct ParameterSpec {
 
 /// Programs that the agent runs around a Job: with a slash relative to the Site's `apps/`, else found on PATH.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Hooks {
     /// Before the run.
@@ -62,6 +64,25 @@ impl Hooks {
             handle_timeout: self.handle_timeout.is_some(),
         }
     }
+}
+
+/// What the file of an App that is made through the API says beside the fields that every App shows.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields, default)]
+pub struct RemoteFile {
+    /// Variables of the command's environment.
+    #[serde(deserialize_with = "lenient::string_map")]
+    pub environment: StringMap,
+    /// Bash that is sourced before the command.
+    #[serde(deserialize_with = "lenient::nullable_string")]
+    pub preamble: Option<String>,
+    /// Programs that the Site has in `apps/` already.
+    pub hooks: Hooks,
+    /// What becomes of the output.
+    pub output: OutputMode,
+    /// Patterns of files below the workdir that are deleted after JOB_FINISHED.
+    pub cleanup_files: Vec<String>,
 }
 
 /// An App file.

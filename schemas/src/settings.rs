@@ -460,7 +460,7 @@ pub struct Settings {
     /// Logs.
     #[serde(default)]
     pub logging: LoggingSettings,
-    /// Whether Apps may also be registered through the API.
+    /// Whether the Site's owner may also make Apps through the API, whose files the agent then writes.
     #[serde(default)]
     pub allow_remote_apps: bool,
 }

@@ -23,6 +23,8 @@ pub enum WhyCode {
     Hook,
     /// The Site's agent has been silent for long.
     AgentSilent,
+    /// Its App is made through the API, and the Site does not run it.
+    RemoteApp,
     /// No node of the Site can hold it.
     Shape,
     /// There is no allocation, nor one asked for.

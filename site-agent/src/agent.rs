@@ -20,7 +20,7 @@ use crate::{
     status::StatusBoard,
     tasks::{
         Context, MAX_BACKOFF, Wakes, elastic_queue, file_cleaner, hooks, node_watch, queue_maintainer, queue_sync,
-        site_refresh, spool, staging, wake,
+        remote_apps, site_refresh, spool, staging, wake,
     },
 };
 
@@ -143,6 +143,7 @@ async fn run_services(context: &Context) {
     services.spawn(hooks::run(context.clone()));
     services.spawn(spool::run(context.clone()));
     services.spawn(site_refresh::run(context.clone()));
+    services.spawn(remote_apps::run(context.clone()));
     services.spawn(node_watch::run(context.clone()));
     services.spawn(elastic_queue::run(context.clone()));
     services.spawn(queue_maintainer::run(context.clone()));

@@ -10,12 +10,18 @@ use sqlx::{PgConnection, postgres::PgRow, prelude::FromRow, types::Json};
 use crate::{
     error::{ApiError, ApiResult, OnConstraint as _},
     extract::{CurrentUser, Paging},
+    feed,
 };
+
+/// Until the Site's agent says something else of an App that is made through the API.
+const NOT_TAKEN: &str = "the Site's agent has not written its file yet, which takes a second where it runs; \
+                         see `copal site status`, start it with `copal site start`";
 
 macro_rules! columns {
     () => {
         "apps.id, apps.site_id, apps.name, apps.serialized_class, apps.source_code, apps.description, \
-         apps.parameters, apps.transfers, apps.command, apps.hooks, apps.max_restarts, apps.gone"
+         apps.parameters, apps.transfers, apps.command, apps.hooks, apps.max_restarts, apps.gone, apps.remote, \
+         apps.refusal"
     };
 }
 
@@ -46,6 +52,8 @@ impl<'r> FromRow<'r, PgRow> for Row {
             hooks: row.try_get::<Json<_>, _>("hooks")?.0,
             max_restarts: row.try_get("max_restarts")?,
             gone: row.try_get("gone")?,
+            remote: row.try_get::<Option<Json<_>>, _>("remote")?.map(|json| json.0),
+            refusal: row.try_get("refusal")?,
         }))
     }
 }
@@ -118,15 +126,15 @@ pub async fn get(tx: &mut PgConnection, user: &CurrentUser, id: AppId) -> ApiRes
     row.map(|row| row.0).ok_or_else(|| no_app(id))
 }
 
-/// Makes an App.
+/// Makes an App. One that is made through the API wakes the agent of its Site.
 ///
 /// # Errors
 /// 404 for a Site that is not the user's; 400 when the Site has an App of the name.
 pub async fn create(tx: &mut PgConnection, user: &CurrentUser, app: &AppCreate) -> ApiResult<App> {
     let row: Option<Row> = sqlx::query_as(concat!(
         "insert into apps (site_id, owner_id, name, serialized_class, source_code, description, parameters, \
-         transfers, command, hooks, max_restarts) \
-         select id, owner_id, $3, $4, $5, $6, $7, $8, $9, $10, $11 from sites where id = $1 and owner_id = $2 \
+         transfers, command, hooks, max_restarts, remote, refusal) \
+         select id, owner_id, $3, $4, $5, $6, $7, $8, $9, $10, $11, $13, $14 from sites where id = $1 and owner_id = $2 \
          and ($12::bigint is null or id = $12) returning ",
         columns!()
     ))
@@ -142,20 +150,28 @@ pub async fn create(tx: &mut PgConnection, user: &CurrentUser, app: &AppCreate) 
     .bind(Json(&app.hooks))
     .bind(app.max_restarts)
     .bind(user.site())
-    .fetch_optional(tx)
+    .bind(app.remote.as_ref().map(Json))
+    .bind(app.remote.as_ref().map(|_| NOT_TAKEN))
+    .fetch_optional(&mut *tx)
     .await
     .map_err(|error| broken_rule(error, &app.name, app.site_id))?;
-    row.map(|row| row.0).ok_or_else(|| no_site(app.site_id))
+    let made = row.map(|row| row.0).ok_or_else(|| no_site(app.site_id))?;
+    if made.remote.is_some() {
+        feed::site_changed(tx, user.id, made.site_id).await?;
+    }
+    Ok(made)
 }
 
-/// Changes the fields that the patch has.
+/// Changes the fields that the patch has. One that is made through the API must be taken by the agent of its Site anew, which
+/// is woken, unless the patch is what that agent says of it.
 ///
 /// # Errors
 /// 404 for an App or a new Site that is not the user's; 400 when the Site has another App of the name.
 pub async fn update(tx: &mut PgConnection, user: &CurrentUser, id: AppId, patch: &AppPatch) -> ApiResult<App> {
-    if let Some(site) = patch.site_id {
-        check_move(tx, user, id, site).await?;
-    }
+    let left = match patch.site_id {
+        Some(site) => check_move(tx, user, id, site).await?,
+        None => None,
+    };
     let row: Option<Row> = sqlx::query_as(concat!(
         "update apps set \
              site_id = coalesce($3, site_id), \
@@ -168,7 +184,10 @@ pub async fn update(tx: &mut PgConnection, user: &CurrentUser, id: AppId, patch:
              command = case when $10 then $11 else command end, \
              hooks = coalesce($12, hooks), \
              max_restarts = case when $13 then $14 else max_restarts end, \
-             gone = coalesce($16, gone) \
+             gone = coalesce($16, gone), \
+             remote = case when $17 then $18 else remote end, \
+             refusal = case when (case when $17 then $18 else remote end) is null then null \
+                 when $19 then $20 else $21 end \
          where id = $1 and owner_id = $2 and ($15::bigint is null or site_id = $15) returning ",
         columns!()
     ))
@@ -188,14 +207,26 @@ pub async fn update(tx: &mut PgConnection, user: &CurrentUser, id: AppId, patch:
     .bind(patch.max_restarts.flatten())
     .bind(user.site())
     .bind(patch.gone)
-    .fetch_optional(tx)
+    .bind(patch.remote.is_some())
+    .bind(patch.remote.as_ref().and_then(Option::as_ref).map(Json))
+    .bind(patch.refusal.is_some())
+    .bind(patch.refusal.as_ref().and_then(Option::as_ref))
+    .bind(NOT_TAKEN)
+    .fetch_optional(&mut *tx)
     .await
     .on_constraint("apps_site_name_key", || name_taken(patch.name.as_deref().unwrap_or("of that name")))?;
-    row.map(|row| row.0).ok_or_else(|| no_app(id))
+    let app = row.map(|row| row.0).ok_or_else(|| no_app(id))?;
+    if app.remote.is_some() || patch.remote.is_some() {
+        feed::site_changed(&mut *tx, user.id, app.site_id).await?;
+        if let Some(left) = left {
+            feed::site_changed(tx, user.id, left).await?;
+        }
+    }
+    Ok(app)
 }
 
-/// Whether an App can be at `site` from now on. Its Jobs carry their Site and can't follow.
-async fn check_move(tx: &mut PgConnection, user: &CurrentUser, id: AppId, site: SiteId) -> ApiResult<()> {
+/// Whether an App can be at `site` from now on. Its Jobs carry their Site and can't follow. Gives the Site that it leaves.
+async fn check_move(tx: &mut PgConnection, user: &CurrentUser, id: AppId, site: SiteId) -> ApiResult<Option<SiteId>> {
     let found: Option<SiteId> = sqlx::query_scalar(
         "select id from sites where id = $1 and owner_id = $2 and ($3::bigint is null or id = $3) for key share",
     )
@@ -213,7 +244,7 @@ async fn check_move(tx: &mut PgConnection, user: &CurrentUser, id: AppId, site: 
             .fetch_optional(&mut *tx)
             .await?;
     if present == Some(site) {
-        return Ok(());
+        return Ok(None);
     }
     let has_jobs: bool =
         sqlx::query_scalar("select exists (select from job_details where app_id = $1)").bind(id).fetch_one(tx).await?;
@@ -221,7 +252,7 @@ async fn check_move(tx: &mut PgConnection, user: &CurrentUser, id: AppId, site: 
         true => Err(ApiError::conflict(format!(
             "App {id} has Jobs, which belong to its present Site; delete them first, or make another App"
         ))),
-        false => Ok(()),
+        false => Ok(present),
     }
 }
 
@@ -230,17 +261,22 @@ async fn check_move(tx: &mut PgConnection, user: &CurrentUser, id: AppId, site: 
 /// # Errors
 /// 404.
 pub async fn delete(tx: &mut PgConnection, user: &CurrentUser, id: AppId) -> ApiResult<()> {
-    let gone: Option<AppId> = sqlx::query_scalar(
+    let gone: Option<(SiteId, bool)> = sqlx::query_as(
         "with gone as (delete from apps where id = $1 and owner_id = $2 \
-         and ($3::bigint is null or site_id = $3) returning id, site_id, owner_id) \
-         insert into deleted_apps (app_id, site_id, owner_id) select id, site_id, owner_id from gone returning app_id",
+         and ($3::bigint is null or site_id = $3) returning id, site_id, owner_id, remote), \
+         noted as (insert into deleted_apps (app_id, site_id, owner_id) select id, site_id, owner_id from gone) \
+         select site_id, remote is not null from gone",
     )
     .bind(id)
     .bind(user.id)
     .bind(user.site())
-    .fetch_optional(tx)
+    .fetch_optional(&mut *tx)
     .await?;
-    gone.map(drop).ok_or_else(|| no_app(id))
+    match gone {
+        None => Err(no_app(id)),
+        Some((_, false)) => Ok(()),
+        Some((site, true)) => feed::site_changed(tx, user.id, site).await,
+    }
 }
 
 fn broken_rule(error: sqlx::Error, name: &str, site: SiteId) -> ApiError {

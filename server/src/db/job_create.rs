@@ -38,6 +38,7 @@ pub(super) struct AppRow {
     hooks: Json<AppHooks>,
     max_restarts: Option<i32>,
     gone: bool,
+    refusal: Option<String>,
     node_shape: Option<Json<NodeShape>>,
     transfer_locations: Json<StringMap>,
     /// Those of the new Jobs' tag sets that its Site has.
@@ -178,7 +179,7 @@ pub(super) async fn read_ground(
     sets.sort_unstable();
     sets.dedup();
     const SQL: &str = "select a.id, a.site_id, a.parameters, a.transfers, a.command is null as hooks_hidden, a.hooks, \
-         a.max_restarts, a.gone, s.node_shape, s.transfer_locations, \
+         a.max_restarts, a.gone, a.refusal, s.node_shape, s.transfer_locations, \
          array(select t.tag_set from tag_sets t where t.site_id = a.site_id and t.tag_set = any($4) \
          and t.closed_at is null) as known_sets, \
          array(select nextval('jobs_id_seq') from generate_series(1, $5)) as new_ids, clock_timestamp() as now \
@@ -227,6 +228,9 @@ pub(super) fn plan(
     if app.gone {
         let msg = "the App's file is gone from its Site; put it back and run `copal app sync`";
         return Err(spot.invalid("app_id", msg.into()));
+    }
+    if let Some(refusal) = &app.refusal {
+        return Err(spot.invalid("app_id", format!("the Site does not run this App: {refusal}")));
     }
     if !app.hooks_hidden {
         job.parameters =

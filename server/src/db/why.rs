@@ -40,6 +40,10 @@ pub async fn explain(conn: &mut PgConnection, scope: Scope, id: JobId) -> ApiRes
             None => runnable(&mut *conn, &job, &site).await?,
         },
     };
+    if !job.state.is_terminal() && job.state != JobState::Running {
+        // It comes first: nothing else helps.
+        reasons.splice(0..0, refused_app(&mut *conn, &job).await?);
+    }
     let on_agent = reasons.iter().any(|reason| {
         matches!(reason.code, WhyCode::Staging | WhyCode::Hook)
             || (reason.code == WhyCode::Queued && reason.message.contains("not submitted"))
@@ -72,6 +76,15 @@ async fn read_site(conn: &mut PgConnection, job: &Job) -> ApiResult<SiteRow> {
          from jobs j join sites s on s.id = j.site_id where j.id = $1";
     let row: Option<SiteRow> = sqlx::query_as(SQL).bind(job.id).fetch_optional(conn).await?;
     row.ok_or_else(|| ApiError::not_found(format!("Job {}", job.id)))
+}
+
+/// What the Site's agent says of an App that is made through the API and that it does not run.
+async fn refused_app(conn: &mut PgConnection, job: &Job) -> ApiResult<Option<WhyReason>> {
+    const SQL: &str = "select a.name, a.refusal from job_details d join apps a on a.id = d.app_id \
+         where d.job_id = $1 and a.refusal is not null";
+    let refused: Option<(String, String)> = sqlx::query_as(SQL).bind(job.id).fetch_optional(conn).await?;
+    Ok(refused
+        .map(|(name, refusal)| reason(WhyCode::RemoteApp, format!("the Site does not run the App {name}: {refusal}"))))
 }
 
 async fn dependencies(conn: &mut PgConnection, job: &Job) -> ApiResult<Vec<WhyReason>> {

@@ -115,6 +115,9 @@ fn checked_create(mut app: AppCreate) -> ApiResult<AppCreate> {
     check_class(&app.serialized_class, &mut errors);
     check_parameters(&mut app.parameters, app.command.is_some(), &mut errors);
     check_transfers(&mut app.transfers, &mut errors);
+    if let Some(remote) = &app.remote {
+        app.hooks = remote.hooks.declared();
+    }
     check::finish(app, errors)
 }
 
@@ -131,6 +134,9 @@ fn checked_patch(mut patch: AppPatch) -> ApiResult<AppPatch> {
     }
     if let Some(transfers) = &mut patch.transfers {
         check_transfers(transfers, &mut errors);
+    }
+    if let Some(Some(remote)) = &patch.remote {
+        patch.hooks = Some(remote.hooks.declared());
     }
     check::finish(patch, errors)
 }

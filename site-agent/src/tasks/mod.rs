@@ -7,6 +7,7 @@ pub mod hooks;
 pub mod node_watch;
 pub mod queue_maintainer;
 pub mod queue_sync;
+pub mod remote_apps;
 mod reports;
 mod requests;
 pub mod site_refresh;
@@ -67,6 +68,8 @@ pub struct Wakes {
     pub hooks: Notify,
     /// The Site's record must be told again.
     pub site: Notify,
+    /// An App of the Site may have been made or changed through the API.
+    pub apps: Notify,
     /// How Jobs fare on the nodes is to be looked at again.
     pub nodes: Notify,
     /// Everything is to be looked at again; else the elastic queue keeps to its period, so that BatchJobs that end
@@ -87,6 +90,7 @@ impl Wakes {
             &self.scheduler,
             &self.hooks,
             &self.site,
+            &self.apps,
             &self.nodes,
             &self.elastic_queue,
             &self.queue_maintainer,

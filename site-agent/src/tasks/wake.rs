@@ -25,7 +25,8 @@ pub async fn run(context: Context) {
 
 /// Follows one connection to its end.
 async fn follow(context: &Context, backoff: &mut Backoff) {
-    let query = StreamQuery { site_ids: vec![context.site.id], kinds: vec!["batch_job"], ..StreamQuery::default() };
+    let query =
+        StreamQuery { site_ids: vec![context.site.id], kinds: vec!["batch_job", "site"], ..StreamQuery::default() };
     // From now on, not from the last event: whatever came before is seen by the passes that the connection wakes.
     let mut stream = match context.api.client().stream(&query, None).await {
         Ok(stream) => stream,
@@ -42,6 +43,11 @@ async fn follow(context: &Context, backoff: &mut Backoff) {
                 backoff.reset();
                 context.wakes.scheduler.notify_one();
                 context.wakes.hooks.notify_one();
+            }
+            // Apps have no events of their own: their Site has one.
+            Ok(Some(Change::Site { .. })) => {
+                backoff.reset();
+                context.wakes.apps.notify_one();
             }
             Ok(Some(_)) => backoff.reset(),
             Ok(None) => return context.board.failure("events", "the service closed the event stream"),

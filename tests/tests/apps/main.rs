@@ -5,6 +5,7 @@
 mod hooks;
 mod index;
 mod python_app;
+mod remote;
 mod retries;
 
 use copal_tests::laptop;

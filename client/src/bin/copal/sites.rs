@@ -245,6 +245,8 @@ mod tests {
             hooks: Default::default(),
             max_restarts: None,
             gone: false,
+            remote: None,
+            refusal: None,
         }
     }
 

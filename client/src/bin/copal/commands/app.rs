@@ -1,6 +1,6 @@
 //! `copal app sync|ls|show|rm`
 
-use copal_client::{Client, SiteDir, api::JobQuery, app_file};
+use copal_client::{Client, SiteDir, api::JobQuery, app_file, remote_apps};
 use copal_schemas::{
     SiteId, StringMap,
     app::{App, AppCreate, AppHooks, AppPatch},
@@ -92,7 +92,9 @@ pub(super) async fn push(client: &Client, folder: &SiteDir, site_id: SiteId) -> 
     }
     let index = client.list_apps(&[site_id]).await?;
     let mut synced = Vec::new();
-    for (name, app) in &apps {
+    // Files that the agent wrote for Apps of the API, and those Apps, are the agent's to keep equal.
+    let is_agents = |name: &String| remote_apps::made_for(&folder.app_file(name)).is_some();
+    for (name, app) in apps.iter().filter(|(name, _)| !is_agents(name)) {
         let wanted = app.to_index(site_id);
         let (change, note) = match index.iter().find(|known| known.name == *name) {
             None => {
@@ -110,7 +112,8 @@ pub(super) async fn push(client: &Client, folder: &SiteDir, site_id: SiteId) -> 
         synced.push(Synced { app: name.clone(), change, note });
     }
     // Apps without a command were registered by Balsam's clients and have no file here.
-    for known in index.iter().filter(|known| known.command.is_some() && !apps.contains_key(&known.name)) {
+    let has_file = |known: &App| known.remote.is_some() || apps.contains_key(&known.name);
+    for known in index.iter().filter(|known| known.command.is_some() && !has_file(known)) {
         let jobs = client.count_jobs(&JobQuery { app_id: Some(known.id), ..JobQuery::default() }).await?;
         let (change, note) = if jobs == 0 {
             client.delete_app(known.id).await?;
@@ -157,6 +160,10 @@ pub(super) async fn rm(context: Context, name: &str, site: Option<&str>, yes: bo
     if context.out.is_data() {
         return context.out.value(&app);
     }
+    if app.remote.is_some() {
+        context.out.talk(&format!("Deleted the App {}. The Site's agent removes its file.", app.name));
+        return Ok(());
+    }
     context.out.talk(&format!(
         "Deleted the App {}. While apps/{}.yml is there, `copal app sync` brings it back.",
         app.name, app.name
@@ -189,6 +196,7 @@ fn differences(known: &App, wanted: &AppCreate) -> Vec<&'static str> {
         (known.serialized_class == wanted.serialized_class, "serialized_class"),
         (known.source_code == wanted.source_code, "source_code"),
         (!known.gone, "its file is back"),
+        (known.remote.is_none(), "the Site has a file of its own"),
     ];
     parts.into_iter().filter(|(is_same, _)| !is_same).map(|(_, name)| name).collect()
 }
@@ -206,6 +214,8 @@ fn patch(wanted: AppCreate) -> AppPatch {
         hooks: Some(wanted.hooks),
         max_restarts: Some(wanted.max_restarts),
         gone: Some(false),
+        remote: Some(wanted.remote),
+        refusal: None,
     }
 }
 
@@ -227,7 +237,11 @@ fn list_table(apps: &[App], sites: &SelectedSites) -> Table {
             cell(sites.name(app.site_id)),
             cell(parameters(app)),
             cell(hooks(app.hooks).join(" ")),
-            cell(if app.gone { format!("(gone) {}", app.description) } else { app.description.clone() }),
+            cell(match (app.gone, &app.refusal) {
+                (true, _) => format!("(gone) {}", app.description),
+                (false, Some(_)) => format!("(refused) {}", app.description),
+                (false, None) => app.description.clone(),
+            }),
         ]);
     }
     table
@@ -266,6 +280,7 @@ pub(super) async fn show(context: Context, name: &str, given: &[(String, String)
     }
     context.out.talk(&match &run.file {
         Some(file) => format!("What {file} runs:"),
+        None if app.remote.is_some() => "What the Site's agent is to write into its file:".into(),
         None => "What the service's index says; environment and preamble are only in the Site's file:".into(),
     });
     context.out.text(&run.script())
@@ -333,6 +348,12 @@ fn show_table(app: &App, sites: &SelectedSites) -> Table {
         let file = format!("apps/{}.yml is gone from the Site; kept for the sake of its Jobs", app.name);
         table.field("Gone", cell(file));
     }
+    if app.remote.is_some() {
+        table.field("Made", cell("through the API"));
+    }
+    if let Some(refusal) = &app.refusal {
+        table.field("Refused", cell(refusal));
+    }
     if !app.description.is_empty() {
         table.field("Description", cell(&app.description));
     }
@@ -399,6 +420,8 @@ mod tests {
             hooks: wanted.hooks,
             max_restarts: wanted.max_restarts,
             gone: false,
+            remote: None,
+            refusal: None,
         };
         (wanted, known)
     }

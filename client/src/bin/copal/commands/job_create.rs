@@ -197,6 +197,8 @@ mod tests {
             hooks: AppHooks::default(),
             max_restarts: None,
             gone: false,
+            remote: None,
+            refusal: None,
         }
     }
 

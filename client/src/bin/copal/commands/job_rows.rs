@@ -213,6 +213,8 @@ mod tests {
             hooks: AppHooks::default(),
             max_restarts: None,
             gone: false,
+            remote: None,
+            refusal: None,
         }
     }
 

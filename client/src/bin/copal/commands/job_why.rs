@@ -37,6 +37,7 @@ fn words(code: WhyCode) -> &'static str {
         WhyCode::Staging => "Staging",
         WhyCode::Hook => "Hook",
         WhyCode::AgentSilent => "Agent is silent",
+        WhyCode::RemoteApp => "App of the API",
         WhyCode::Shape => "Too large",
         WhyCode::NoAllocation => "No allocation",
         WhyCode::Queued => "Allocation waits",
