@@ -5,7 +5,8 @@
 //! How tokens are renewed is in `api/keeper.rs`.
 
 use std::{
-    env, fs, io,
+    env, fs,
+    io::{self, Read},
     os::unix::fs::{DirBuilderExt, MetadataExt},
     path::{Path, PathBuf},
 };
@@ -77,6 +78,16 @@ pub enum CredentialsError {
         path: PathBuf,
         /// Its permissions.
         mode: u32,
+    },
+    /// Somebody else may have written it.
+    #[error(
+        "{path} belongs to another user ({owner}), who decides what is in it; run `rm {path}`, and `copal login` for one of your own"
+    )]
+    Foreign {
+        /// The file.
+        path: PathBuf,
+        /// Its owner's number.
+        owner: u32,
     },
     /// It can't be read or written.
     #[error(transparent)]
@@ -175,21 +186,32 @@ impl Credentials {
     }
 }
 
-/// Reads a file with secrets, unless others can read it too.
+/// Reads a file with secrets, unless others can read it too or wrote it.
 ///
 /// # Errors
-/// When it is missing, when others can read it, when it is not what it should be.
+/// When it is missing, when others can read it, when it belongs to another user, when it is not what it should be.
 pub fn read_private<T: DeserializeOwned>(path: &Path) -> Result<T, CredentialsError> {
-    let meta = match fs::metadata(path) {
-        Ok(meta) => meta,
+    let failed = |source| FileError::Read { path: path.into(), source };
+    let mut file = match fs::File::open(path) {
+        Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(CredentialsError::Missing(path.into())),
-        Err(source) => return Err(FileError::Read { path: path.into(), source }.into()),
+        Err(source) => return Err(failed(source).into()),
     };
+    // Of the open file, so that what is read is what was looked at.
+    let meta = file.metadata().map_err(failed)?;
     let mode = meta.mode() & 0o777;
     if mode & 0o077 != 0 {
         return Err(CredentialsError::Exposed { path: path.into(), mode });
     }
-    Ok(yaml::read(path)?)
+    check_owner(path, meta.uid(), nix::unistd::geteuid().as_raw())?;
+    let mut text = String::new();
+    file.read_to_string(&mut text).map_err(failed)?;
+    Ok(yaml::parse(path, &text)?)
+}
+
+/// Whoever else owns a file decides what is in it, such as where the user's password goes.
+fn check_owner(path: &Path, owner: u32, user: u32) -> Result<(), CredentialsError> {
+    if owner == user || owner == 0 { Ok(()) } else { Err(CredentialsError::Foreign { path: path.into(), owner }) }
 }
 
 /// Writes a file with secrets in one step, readable for the user alone; its folder is made where it is missing.
@@ -242,6 +264,26 @@ mod tests {
         assert!(matches!(Credentials::read(&path), Err(CredentialsError::Exposed { mode: 0o640, .. })));
         let missing = Credentials::read(&folder.path().join("none.yml"));
         assert!(matches!(missing, Err(CredentialsError::Missing(_))));
+    }
+
+    #[test]
+    fn a_file_of_another_user_is_refused() {
+        let path = Path::new("/home/ann/.copal/client.yml");
+        assert!(check_owner(path, 1000, 1000).is_ok() && check_owner(path, 0, 1000).is_ok());
+        for user in [0, 1001] {
+            let error = check_owner(path, 1000, user).unwrap_err().to_string();
+            assert!(error.contains("another user (1000)") && error.contains("copal login"), "{error}");
+        }
+        // Who may give files away does, and is then told.
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("client.yml");
+        login(&path, None).save().unwrap();
+        let is_given = std::os::unix::fs::chown(&path, Some(12_345), None).is_ok();
+        let read = Credentials::read(&path);
+        assert!(
+            if is_given { matches!(read, Err(CredentialsError::Foreign { .. })) } else { read.is_ok() },
+            "{read:?}"
+        );
     }
 
     #[test]

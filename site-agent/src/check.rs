@@ -45,8 +45,12 @@ pub fn run(site: &SiteDir, out: &mut impl Write) -> anyhow::Result<()> {
     }
     let secrets = Secrets::new(site, &settings.transfers);
     for (alias, url) in &settings.transfers.transfer_locations {
-        match Location::parse(alias, url).and_then(|_| secrets.of(alias)) {
-            Ok(_) => writeln!(out, "location {alias} is right")?,
+        let usable = Location::parse(alias, url).and_then(|location| match secrets.of(alias)?.is_empty() {
+            true => Ok(()),
+            false => location.check_secrecy(),
+        });
+        match usable {
+            Ok(()) => writeln!(out, "location {alias} is right")?,
             Err(error) => mistakes.push(error.message),
         }
     }

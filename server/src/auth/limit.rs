@@ -1,5 +1,5 @@
-//! The limit on login attempts. Attempts are counted in the database, so that all processes count
-//! together; an attempt that succeeds does not count.
+//! The limits on login attempts and on what else an address begins without a login. All are counted in the database, so
+//! that all processes count together; a login attempt that succeeds does not count.
 
 use std::{net::IpAddr, time::Duration};
 
@@ -21,6 +21,47 @@ const PER_USER: i64 = 200;
 /// From one address for all users together; many users may share a login node.
 const PER_ADDRESS: i64 = 500;
 
+/// What anybody may begin, and which costs the service a hash or a row.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Begun {
+    /// An account.
+    Account,
+    /// A login with a code.
+    DeviceLogin,
+}
+
+impl Begun {
+    /// How it is counted, how often one address may begin it in the window, and its name for people. A course may share
+    /// an address.
+    const fn limit(self) -> (&'static str, i64, &'static str) {
+        match self {
+            Self::Account => ("account", 100, "new accounts"),
+            Self::DeviceLogin => ("device", 300, "logins with a code"),
+        }
+    }
+}
+
+/// Counts something that an address begins, whatever comes of it.
+///
+/// # Errors
+/// 429 when there was too much.
+pub(crate) async fn count(pool: &PgPool, begun: Begun, address: Option<IpAddr>) -> ApiResult<()> {
+    let (subject, limit, name) = begun.limit();
+    let mut connection = pool.acquire().await?;
+    let subjects = [format!("{subject} {}", text(address))];
+    let (ids, counts) = db::users::count_login_attempt(&mut connection, &subjects, WINDOW).await?;
+    if counts.iter().all(|count| *count < limit) {
+        return Ok(());
+    }
+    db::users::forget_login_attempt(&mut connection, &ids).await?;
+    let minutes = WINDOW.as_secs() / 60;
+    Err(ApiError::rate_limited(format!("too many {name} from this address; try again in {minutes} minutes"), WINDOW))
+}
+
+fn text(address: Option<IpAddr>) -> String {
+    address.map_or_else(|| "unknown".to_owned(), |address| address.to_string())
+}
+
 /// An attempt that was counted and not yet decided.
 pub(crate) struct Attempt(Vec<i64>);
 
@@ -30,7 +71,7 @@ pub(crate) struct Attempt(Vec<i64>);
 /// # Errors
 /// 429 when there were too many.
 pub(crate) async fn begin(pool: &PgPool, username: &str, address: Option<IpAddr>) -> ApiResult<Attempt> {
-    let address = address.map_or_else(|| "unknown".to_owned(), |address| address.to_string());
+    let address = text(address);
     let subjects = [format!("both {address} {username}"), format!("user {username}"), format!("address {address}")];
     let mut connection = pool.acquire().await?;
     let (ids, counts) = db::users::count_login_attempt(&mut connection, &subjects, WINDOW).await?;

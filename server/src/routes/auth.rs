@@ -10,7 +10,7 @@ use super::client;
 use crate::{
     app::Shared,
     auth::{
-        limit,
+        limit::{self, Begun},
         login::{self, Start},
         password,
     },
@@ -39,9 +39,11 @@ pub(crate) async fn login_methods() -> HttpResponse {
     (status = 201, description = "The account", body = User),
     (status = 400, description = "The name is taken", body = Problem, content_type = "application/problem+json"),
     (status = 403, description = "Registration is closed", body = Problem, content_type = "application/problem+json"),
+    (status = 429, description = "Too many accounts from one address", body = Problem, content_type = "application/problem+json"),
 ))]
 pub(crate) async fn register(
     shared: web::Data<Shared>,
+    request: HttpRequest,
     body: ValidJson<Register, REGISTER_LIMIT_BYTES>,
 ) -> ApiResult<HttpResponse> {
     if shared.config.registration == Registration::Closed {
@@ -50,6 +52,7 @@ pub(crate) async fn register(
     let Register { username, password } = body.0;
     check_credential("username", &username)?;
     check_credential("password", &password)?;
+    limit::count(&shared.pool, Begun::Account, client::address(&shared, &request)).await?;
     let hash = password::hash(password.into()).await?;
     let mut connection = shared.pool.acquire().await?;
     let user = db::users::create(&mut connection, &username, &hash).await?;

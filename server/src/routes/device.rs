@@ -13,6 +13,7 @@ use crate::{
     app::Shared,
     auth::{
         device::{self, DEVICE_PREFIX},
+        limit::{self, Begun},
         login::{self, Start},
         secret,
     },
@@ -36,6 +37,7 @@ const DRAWS: usize = 10;
 #[utoipa::path(post, path = "/auth/device/login", tag = "auth", security(()),
     request_body(content = DeviceLoginStart, content_type = "application/x-www-form-urlencoded"), responses(
     (status = 200, description = "The codes", body = DeviceLogin),
+    (status = 429, description = "Too many from one address", body = Problem, content_type = "application/problem+json"),
 ))]
 pub(crate) async fn device_login(
     shared: web::Data<Shared>,
@@ -44,6 +46,7 @@ pub(crate) async fn device_login(
 ) -> ApiResult<HttpResponse> {
     let client_id = client_id(&form)?;
     let scope = form.get("scope").unwrap_or_default();
+    limit::count(&shared.pool, Begun::DeviceLogin, client::address(&shared, &request)).await?;
     let (device_code, device_hash) = secret::new(DEVICE_PREFIX);
     let description = client::description(&shared, &request);
     let mut connection = shared.pool.acquire().await?;

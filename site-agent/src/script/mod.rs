@@ -6,6 +6,7 @@ pub mod context;
 mod helpers;
 mod lint;
 mod partials;
+mod quotes;
 
 use std::{
     fs, io,
@@ -87,6 +88,9 @@ impl JobTemplate {
         if let Some(mistake) = lint::first_mistake(&template, optional_params) {
             let lint::Mistake { line, what, name, known } = mistake;
             return Err(ScriptError::Unknown { path: path.into(), line, what, name, known });
+        }
+        if let Some((line, message)) = quotes::first_mistake(&template) {
+            return Err(ScriptError::Syntax { path: path.into(), line, message });
         }
         Ok(Self { path: path.into(), template })
     }

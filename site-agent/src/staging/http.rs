@@ -103,6 +103,9 @@ impl Peer {
             (None, Some(user), Some(password)) => Login::Password(user, password),
             _ => Login::None,
         };
+        if !matches!(login, Login::None) {
+            location.check_secrecy()?;
+        }
         let mut base = location.url.clone();
         base.set_query(None);
         base.set_fragment(None);

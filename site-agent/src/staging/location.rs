@@ -120,6 +120,28 @@ impl Location {
         Ok(if remote.is_empty() { "/".into() } else { remote })
     }
 
+    /// Refuses to send a secret in the clear to another machine.
+    ///
+    /// # Errors
+    /// When that is what a login at this location would do.
+    pub fn check_secrecy(&self) -> Result<(), StagingError> {
+        let is_here = match self.url.host() {
+            Some(Host::Ipv4(address)) => address.is_loopback(),
+            Some(Host::Ipv6(address)) => address.is_loopback(),
+            Some(Host::Domain(name)) => name == "localhost",
+            None => false,
+        };
+        if self.url.scheme() != "http" || is_here {
+            return Ok(());
+        }
+        let message = format!(
+            "the location {:?} has a login and is {}, which everybody on the way can read; make it https://, or take the \
+             login out of transfers.credentials_file",
+            self.alias, self.url
+        );
+        Err(StagingError::new(Cause::Settings, message))
+    }
+
     /// `user@host`, as ssh takes it.
     #[must_use]
     pub fn ssh_target(&self) -> String {
@@ -164,6 +186,18 @@ mod tests {
         ] {
             let error = Location::parse("home", url).unwrap_err();
             assert!(error.message.contains(word) && !error.message.contains("secret"), "{url}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_login_goes_over_tls_or_stays_on_this_machine() {
+        for url in ["https://host/x", "http://localhost:8080/", "http://127.0.0.5/", "http://[::1]:80/", "s3://bucket"]
+        {
+            assert!(parse(url).check_secrecy().is_ok(), "{url}");
+        }
+        for url in ["http://host/x", "http://localhost.example.org/", "http://128.0.0.1/", "http://[::2]/"] {
+            let error = parse(url).check_secrecy().unwrap_err();
+            assert!(error.cause == Cause::Settings && error.message.contains("make it https://"), "{url}: {error}");
         }
     }
 

@@ -37,6 +37,10 @@ impl Secrets {
                     "{} has mode {mode:04o} and can be read by others; run `chmod 600` on it and change what is in it",
                     path.display()
                 ),
+                credentials::CredentialsError::Foreign { path, owner } => format!(
+                    "{} belongs to another user ({owner}), who decides what is in it; write one of your own",
+                    path.display()
+                ),
                 error => format!("{:#}", anyhow::Error::from(error)),
             };
             StagingError::new(Cause::Settings, message)

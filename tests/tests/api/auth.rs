@@ -164,6 +164,44 @@ async fn guessing_passwords_is_slowed_down_for_all_replicas_together() {
 }
 
 #[tokio::test]
+async fn accounts_and_logins_with_codes_are_limited_by_address_for_all_replicas_together() {
+    let service = Service::start(Settings::default()).await;
+    let replica = service.replica().await;
+    let apis = [service.api(), Api::new(replica.base())];
+    let ann = service.user("ann").await;
+    // As if so many had been made already: each costs a second of a processor.
+    let mut database = service.database().connect().await;
+    const MADE: &str = "insert into login_failures (subject) select 'account 127.0.0.1' from generate_series(1, $1)";
+    sqlx::query(MADE).bind(98).execute(&mut database).await.unwrap();
+    let register = async |api: &Api, name: &str| {
+        api.post("/auth/password/register", &json!({"username": name, "password": PASSWORD})).await
+    };
+    register(&apis[0], "bob").await.created();
+    for api in &apis {
+        let refused = register(api, "carol").await.refused(429);
+        assert!(refused.to_string().contains("too many new accounts"), "{refused}");
+    }
+
+    let client = [("client_id", "5f0a1a30-6f2c-4f5d-8a6e-0d4a4a3f3f0e"), ("scope", "")];
+    let mut begun = 0;
+    for turn in 0..400 {
+        let answer = apis[turn % 2].post_form("/auth/device/login", &client).await;
+        if answer.status == 429 {
+            answer.refused(429);
+            break;
+        }
+        answer.ok();
+        begun += 1;
+    }
+    assert_eq!(begun, 300);
+    for api in &apis {
+        api.post_form("/auth/device/login", &client).await.refused(429);
+    }
+    // What has a login is not counted.
+    ann.get("/auth/password/me").await.ok();
+}
+
+#[tokio::test]
 async fn passwords_are_kept_as_argon2id_hashes_only() {
     let service = Service::start(Settings::default()).await;
     service.user("ann").await;

@@ -182,6 +182,10 @@ impl From<CredentialsError> for Failure {
                 Self::new(format!("{} has mode {mode:04o}: others can read the token in it", path.display()))
                     .hint(format!("run `chmod 600 {}`, and `copal login` for a new token", path.display()))
             }
+            CredentialsError::Foreign { path, owner } => {
+                Self::new(format!("{} belongs to another user ({owner}), who decides what is in it", path.display()))
+                    .hint(format!("run `rm {}`, and `copal login`", path.display()))
+            }
             CredentialsError::File(_) => {
                 Self::new(one_line(&chain(&error))).hint("mend the file, or delete it and run `copal login`")
             }
