@@ -14,12 +14,13 @@ fn scripts_find_the_variables_that_they_expect() {
         "sweep.sbatch",
         "#!/bin/bash\n#SBATCH -J sweep\n#SBATCH -a 1-5:2 -n 1\n#SBATCH -o 'logs/%x %2a.out'\n#SBATCH -t 5\n#SBATCH -p gpu\n\
          #SBATCH --export=MODE=fast\n\
-         echo \"$SLURM_ARRAY_TASK_ID of $SLURM_ARRAY_TASK_COUNT, $SLURM_NTASKS $SLURM_JOB_NAME $MODE $1\"\npwd\n",
+         echo \"$SLURM_ARRAY_TASK_ID of $SLURM_ARRAY_TASK_COUNT, $SLURM_NTASKS $SLURM_JOB_NAME $MODE $1\"\npwd\n\
+         echo \"rank $SLURM_PROCID $SLURM_LOCALID $SLURM_NODEID ${SLURM_GPUS-no gpus}\"; [ \"$SLURM_TASK_PID\" = $$ ] && echo own\n",
     );
     write(
         "job.pbs",
         "#PBS -N pbsjob\n#PBS -l select=1:ncpus=1,walltime=00:05:00\n#PBS -J 0-1\ncd \"$PBS_O_WORKDIR\"\n\
-         echo \"$PBS_ARRAY_INDEX $PBS_JOBNAME $PBS_NP\" > \"pbs.$PBS_ARRAY_INDEX\"\n",
+         echo \"$PBS_ARRAY_INDEX $PBS_JOBNAME $PBS_NP $PBS_TASKNUM $PBS_NODENUM $PBS_WALLTIME ${PBS_O_PATH:+path}\" > \"pbs.$PBS_ARRAY_INDEX\"\n",
     );
     write("plain.sh", "echo \"plain $# $COPAL_JOB_ID\"; cat < input\n");
     write("input", "data beside the script\n");
@@ -44,9 +45,12 @@ fn scripts_find_the_variables_that_they_expect() {
     laptop.site(&["job", "wait", "1-7", "--timeout", "60"]);
     for task in [1, 3, 5] {
         let text = fs::read_to_string(folder.join(format!("logs/sweep {task:02}.out"))).unwrap();
-        assert_eq!(text, format!("{task} of 3, 1 sweep fast an argument\n{}\n", folder.display()));
+        assert_eq!(
+            text,
+            format!("{task} of 3, 1 sweep fast an argument\n{}\nrank 0 0 0 no gpus\nown\n", folder.display())
+        );
     }
-    assert_eq!(fs::read_to_string(folder.join("pbs.1")).unwrap(), "1 pbsjob 1\n");
+    assert_eq!(fs::read_to_string(folder.join("pbs.1")).unwrap(), "1 pbsjob 1 1 0 300 path\n");
     assert_eq!(laptop.output("plain"), b"plain 0 6\ndata beside the script\n");
     assert_eq!(laptop.output("c/1"), b"one\n");
     laptop.wait_state(8, "FAILED");

@@ -10,7 +10,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use copal_client::{Client, SiteDir, app_file};
+use copal_client::{Client, SiteDir, agent_status, app_file};
 use copal_schemas::{
     AppId, JobId, SiteId, StringMap,
     app::App,
@@ -30,7 +30,7 @@ use crate::{
     rows::read_text,
     script::{
         Dialect, Script,
-        environment::{self, Submission},
+        environment::{self, ORIGIN, Submission},
     },
 };
 
@@ -70,6 +70,8 @@ pub(super) async fn submit(context: Context, submit: &Submit) -> Result<()> {
         name: &name,
         number: files.number,
         folder: &env::current_dir()?,
+        host: &agent_status::this_host(),
+        origin: ORIGIN.iter().filter_map(|name| Some((*name, env::var(name).ok()?))).collect(),
         variables: exported(context, &script)?,
         arguments: &submit.arguments,
     };
@@ -176,8 +178,15 @@ pub(super) async fn create_commands(context: Context, client: &Client, create: &
     template.tags.entry("script".into()).or_insert_with(|| files.key.clone());
     let script = Script { dialect: Dialect::Shell, ..Script::default() };
     let folder = env::current_dir()?;
-    let submission =
-        Submission { name: &name, number: files.number, folder: &folder, variables: Vec::new(), arguments: &[] };
+    let submission = Submission {
+        name: &name,
+        number: files.number,
+        folder: &folder,
+        host: &agent_status::this_host(),
+        origin: Vec::new(),
+        variables: Vec::new(),
+        arguments: &[],
+    };
     let environment = environment::text(&script, &submission);
     let mut plan = Plan::new(APP, &site.name, template, Some(array))?.of_lines(lines);
     if !create.dry_run {

@@ -14,11 +14,18 @@ pub(crate) struct Submission<'a> {
     pub(crate) number: i64,
     /// The folder from which it was submitted.
     pub(crate) folder: &'a Path,
+    /// The host on which that was.
+    pub(crate) host: &'a str,
+    /// Those of [`ORIGIN`] that were set there, with their values.
+    pub(crate) origin: Vec<(&'static str, String)>,
     /// Variables to set, with their values.
     pub(crate) variables: Vec<(String, String)>,
     /// Its arguments.
     pub(crate) arguments: &'a [String],
 }
+
+/// Variables of whoever submits, which PBS gives to the script with `PBS_O_` before their names.
+pub(crate) const ORIGIN: &[&str] = &["HOME", "LANG", "LOGNAME", "MAIL", "PATH", "SHELL", "TZ"];
 
 /// Leaves all ranks but the first.
 const ONE_NODE: &str = "case ${PMI_RANK:-${PMIX_RANK:-${OMPI_COMM_WORLD_RANK:-${PALS_RANKID:-\
@@ -43,73 +50,19 @@ pub(crate) fn text(script: &Script, submission: &Submission) -> String {
         text.push_str(ONE_NODE);
     }
     text.push_str(OWN_RANKS);
-    // A command line of many, which is a shell's, has better things to do.
-    let wants_nodes = script.dialect != Dialect::Shell || script.num_nodes() > 1;
-    if wants_nodes {
+    if wants_nodes(script) {
         text.push_str(&node_file(script));
     }
     for (name, value) in &submission.variables {
         line(&mut text, name, &quote(value));
     }
-    let name = quote(submission.name);
     let folder = quote(&submission.folder.display().to_string());
     line(&mut text, "COPAL_ARRAY_INDEX", "$task");
-    let (nodes, tasks) = (script.num_nodes(), script.num_nodes().saturating_mul(script.node_tasks()));
     if script.dialect != Dialect::Pbs {
-        let mut set = |name: &str, value: &str| line(&mut text, name, value);
-        set("SLURM_JOB_NAME", &name);
-        set("SLURM_SUBMIT_DIR", &folder);
-        // In an allocation of Slurm's own, srun finds it by its real id.
-        set("SLURM_JOB_ID", "${SLURM_JOB_ID:-$COPAL_JOB_ID}");
-        set("SLURM_JOBID", "$SLURM_JOB_ID");
-        if wants_nodes {
-            set("SLURM_JOB_NODELIST", "$nodes");
-            set("SLURM_NODELIST", "$nodes");
-        }
-        set("SLURM_NNODES", &nodes.to_string());
-        set("SLURM_JOB_NUM_NODES", &nodes.to_string());
-        set("SLURM_NTASKS", &tasks.to_string());
-        set("SLURM_NPROCS", &tasks.to_string());
-        set("SLURM_TASKS_PER_NODE", &quote(&tasks_per_node(script.node_tasks(), nodes)));
-        set("SLURM_CPUS_ON_NODE", &script.node_cpus().to_string());
-        set("SLURM_JOB_CPUS_PER_NODE", &quote(&tasks_per_node(script.node_cpus(), nodes)));
-        for (name, value) in [
-            ("SLURM_NTASKS_PER_NODE", script.tasks_per_node.map(i64::from)),
-            ("SLURM_CPUS_PER_TASK", script.cpus_per_task.map(i64::from)),
-            ("SLURM_MEM_PER_NODE", script.mem_mb),
-            ("SLURM_MEM_PER_CPU", script.mem_mb_per_cpu),
-            ("SLURM_GPUS_ON_NODE", Some(i64::from(script.node_gpus())).filter(|gpus| *gpus > 0)),
-        ] {
-            value.into_iter().for_each(|value| set(name, &value.to_string()));
-        }
-        if let Some(array) = &script.array {
-            let (min, max, step) = array.bounds();
-            set("SLURM_ARRAY_TASK_ID", "$task");
-            set("SLURM_ARRAY_JOB_ID", &submission.number.to_string());
-            set("SLURM_ARRAY_TASK_MIN", &min.to_string());
-            set("SLURM_ARRAY_TASK_MAX", &max.to_string());
-            set("SLURM_ARRAY_TASK_STEP", &step.to_string());
-            set("SLURM_ARRAY_TASK_COUNT", &array.len().to_string());
-        }
+        slurm_variables(&mut text, script, submission);
     }
     if script.dialect != Dialect::Slurm {
-        let mut set = |name: &str, value: &str| line(&mut text, name, value);
-        set("PBS_JOBNAME", &name);
-        set("PBS_O_WORKDIR", &folder);
-        set("PBS_JOBID", "${PBS_JOBID:-$COPAL_JOB_ID}");
-        set("PBS_ENVIRONMENT", "PBS_BATCH");
-        if wants_nodes {
-            set("PBS_NODEFILE", "$node_file");
-        }
-        set("PBS_NUM_NODES", &nodes.to_string());
-        set("PBS_NUM_PPN", &script.node_tasks().to_string());
-        set("PBS_NP", &tasks.to_string());
-        set("NCPUS", &script.node_cpus().to_string());
-        if script.array.is_some() {
-            set("PBS_ARRAY_INDEX", "$task");
-            set("PBS_ARRAYID", "$task");
-            set("PBS_ARRAY_ID", &quote(&format!("{}[]", submission.number)));
-        }
+        pbs_variables(&mut text, script, submission);
     }
     if let Some(cpus) = script.cpus_per_task {
         line(&mut text, "OMP_NUM_THREADS", &format!("${{OMP_NUM_THREADS:-{cpus}}}"));
@@ -119,6 +72,111 @@ pub(crate) fn text(script: &Script, submission: &Submission) -> String {
     let arguments: Vec<String> = submission.arguments.iter().map(|argument| quote(argument)).collect();
     let _ = writeln!(text, "set -- {}", arguments.join(" "));
     text
+}
+
+/// Whether the script is told its nodes. A command line of many, which is a shell's, has better things to do.
+fn wants_nodes(script: &Script) -> bool {
+    script.dialect != Dialect::Shell || script.num_nodes() > 1
+}
+
+/// What Slurm sets in a batch script, as far as it is true here. Left out is what only Slurm knows (cluster, partition),
+/// and `SLURM_GTIDS`, which makes programs believe that Slurm started their ranks.
+fn slurm_variables(text: &mut String, script: &Script, submission: &Submission) {
+    let (nodes, node_tasks) = (script.num_nodes(), script.node_tasks());
+    let tasks = nodes.saturating_mul(node_tasks);
+    // What the allocation was given is not what the script is, and its own srun would take it for the script's wish.
+    text.push_str(
+        "unset SLURM_GPUS SLURM_GPUS_PER_NODE SLURM_GPUS_PER_TASK SLURM_GPUS_ON_NODE SLURM_JOB_GPUS \\\n    \
+         SLURM_NTASKS_PER_NODE SLURM_CPUS_PER_TASK SLURM_MEM_PER_NODE SLURM_MEM_PER_CPU ${!SLURM_ARRAY_@}\n",
+    );
+    let mut set = |name: &str, value: &str| line(text, name, value);
+    set("SLURM_JOB_NAME", &quote(submission.name));
+    set("SLURM_SUBMIT_DIR", &quote(&submission.folder.display().to_string()));
+    set("SLURM_SUBMIT_HOST", &quote(submission.host));
+    // In an allocation of Slurm's own, srun finds it by its real id.
+    set("SLURM_JOB_ID", "${SLURM_JOB_ID:-$COPAL_JOB_ID}");
+    set("SLURM_JOBID", "$SLURM_JOB_ID");
+    set("SLURM_JOB_UID", "$UID");
+    if let Some(account) = &script.account {
+        set("SLURM_JOB_ACCOUNT", &quote(account));
+    }
+    if wants_nodes(script) {
+        set("SLURM_JOB_NODELIST", "$nodes");
+        set("SLURM_NODELIST", "$nodes");
+        set("SLURMD_NODENAME", "${nodes%%,*}");
+    }
+    // The script itself is the first task of the first node.
+    for name in ["SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"] {
+        set(name, "0");
+    }
+    set("SLURM_TASK_PID", "$$");
+    set("SLURM_NNODES", &nodes.to_string());
+    set("SLURM_JOB_NUM_NODES", &nodes.to_string());
+    set("SLURM_NTASKS", &tasks.to_string());
+    set("SLURM_NPROCS", &tasks.to_string());
+    set("SLURM_TASKS_PER_NODE", &quote(&tasks_per_node(node_tasks, nodes)));
+    set("SLURM_CPUS_ON_NODE", &script.node_cpus().to_string());
+    set("SLURM_JOB_CPUS_PER_NODE", &quote(&tasks_per_node(script.node_cpus(), nodes)));
+    for (name, value) in [
+        ("SLURM_NTASKS_PER_NODE", script.tasks_per_node.map(i64::from)),
+        ("SLURM_CPUS_PER_TASK", script.cpus_per_task.map(i64::from)),
+        ("SLURM_MEM_PER_NODE", script.mem_mb),
+        ("SLURM_MEM_PER_CPU", script.mem_mb_per_cpu),
+        ("SLURM_GPUS", script.gpus.map(i64::from)),
+        ("SLURM_GPUS_PER_NODE", script.gpus_per_node.map(i64::from)),
+        ("SLURM_GPUS_PER_TASK", script.gpus_per_task.map(i64::from)),
+        ("SLURM_GPUS_ON_NODE", Some(i64::from(script.node_gpus())).filter(|gpus| *gpus > 0)),
+    ] {
+        value.into_iter().for_each(|value| set(name, &value.to_string()));
+    }
+    if let Some(array) = &script.array {
+        let (min, max, step) = array.bounds();
+        set("SLURM_ARRAY_TASK_ID", "$task");
+        set("SLURM_ARRAY_JOB_ID", &submission.number.to_string());
+        set("SLURM_ARRAY_TASK_MIN", &min.to_string());
+        set("SLURM_ARRAY_TASK_MAX", &max.to_string());
+        set("SLURM_ARRAY_TASK_STEP", &step.to_string());
+        set("SLURM_ARRAY_TASK_COUNT", &array.len().to_string());
+    }
+}
+
+/// What PBS sets in a job script, as far as it is true here: PBS Pro's and Torque's variables. Left out is what only PBS
+/// knows: queue, ports, a folder for temporary files.
+fn pbs_variables(text: &mut String, script: &Script, submission: &Submission) {
+    let (nodes, node_tasks) = (script.num_nodes(), script.node_tasks());
+    let mut set = |name: &str, value: &str| line(text, name, value);
+    set("PBS_JOBNAME", &quote(submission.name));
+    set("PBS_O_WORKDIR", &quote(&submission.folder.display().to_string()));
+    set("PBS_O_HOST", &quote(submission.host));
+    set("PBS_O_SYSTEM", "Linux");
+    for (name, value) in &submission.origin {
+        set(&format!("PBS_O_{name}"), &quote(value));
+    }
+    set("PBS_JOBID", "${PBS_JOBID:-$COPAL_JOB_ID}");
+    set("PBS_ENVIRONMENT", "PBS_BATCH");
+    set("ENVIRONMENT", "BATCH");
+    if let Some(account) = &script.account {
+        set("PBS_ACCOUNT", &quote(account));
+    }
+    if wants_nodes(script) {
+        set("PBS_NODEFILE", "$node_file");
+    }
+    // The script itself is the first task, which PBS counts from 1, on the first node, which it counts from 0.
+    set("PBS_TASKNUM", "1");
+    set("PBS_NODENUM", "0");
+    set("PBS_VNODENUM", "0");
+    set("PBS_NUM_NODES", &nodes.to_string());
+    set("PBS_NUM_PPN", &node_tasks.to_string());
+    set("PBS_NP", &nodes.saturating_mul(node_tasks).to_string());
+    set("NCPUS", &script.node_cpus().to_string());
+    if let Some(minutes) = script.minutes {
+        set("PBS_WALLTIME", &i64::from(minutes).saturating_mul(60).to_string());
+    }
+    if script.array.is_some() {
+        set("PBS_ARRAY_INDEX", "$task");
+        set("PBS_ARRAYID", "$task");
+        set("PBS_ARRAY_ID", &quote(&format!("{}[]", submission.number)));
+    }
 }
 
 /// Writes the names of the Job's nodes into a file of its folder, each as often as it has tasks, and leaves them in
@@ -251,6 +309,8 @@ mod tests {
             name,
             number: 1_780_000_000,
             folder: Path::new("/home/ann/my runs"),
+            host: "login-1",
+            origin: vec![("HOME", "/home/ann".into()), ("PATH", "/opt/my bin:/bin".into())],
             variables: vec![("MODE".into(), "it's fast".into())],
             arguments: &[],
         }
@@ -259,7 +319,7 @@ mod tests {
     #[test]
     fn a_slurm_script_finds_what_slurm_would_set() {
         let script = Script::parse(
-            "#SBATCH -N 2 --ntasks-per-node 4 -c 2 -a 1-9:2 -o logs/%x-%A_%3a.out --mem=4G\nsrun ./a.out\n",
+            "#SBATCH -N 2 --ntasks-per-node 4 -c 2 --gpus-per-node=2 -A h2o -a 1-9:2 -o logs/%x-%A_%3a.out --mem=4G\nsrun ./a.out\n",
         )
         .unwrap();
         insta::assert_snapshot!(text(&script, &submission("train")));
@@ -267,8 +327,10 @@ mod tests {
 
     #[test]
     fn a_pbs_script_finds_what_pbs_would_set() {
-        let script =
-            Script::parse("#PBS -l select=1:ncpus=4\n#PBS -J 0-3\n#PBS -o out/^array_index^.log\ndate\n").unwrap();
+        let script = Script::parse(
+            "#PBS -l select=1:ncpus=4,walltime=1:30:00\n#PBS -J 0-3\n#PBS -o out/^array_index^.log\ndate\n",
+        )
+        .unwrap();
         insta::assert_snapshot!(text(&script, &submission("sweep")));
     }
 
