@@ -120,6 +120,8 @@ pub struct Setup {
     pub kill_grace_sec: f64,
     /// Lines of output kept from a run that failed.
     pub tail_lines: usize,
+    /// Whether runs are commands that start ranks on other nodes, which must not be killed without a word.
+    pub starts_ranks: bool,
     /// The name of the control group below which its runs have theirs. No other worker has it.
     pub group: String,
 }

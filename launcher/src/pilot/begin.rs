@@ -51,6 +51,7 @@ impl Pilot {
         let setup = Setup {
             kill_grace_sec: settings.launcher.kill_grace_sec,
             tail_lines: settings.launcher.error_tail_num_lines,
+            starts_ranks: mode == JobMode::Mpi,
             group: String::new(),
         };
         let program = std::env::current_exe().context("can't find this program's own file")?;

@@ -337,8 +337,8 @@ impl Pilot {
         let spared = self.fleet.pids();
         // Its orphans are ours now. Nothing new may start on its CPUs before they are gone.
         let clear = move || {
-            group::kill_in(&group);
             let killed = tree::kill_all_below(&spared);
+            group::kill_in(&group);
             group::remove_named(&group);
             killed
         };

@@ -113,11 +113,12 @@ pub(super) struct Birth<'a> {
     pub(super) output: BorrowedFd<'a>,
     /// The folder of the control group in which it is from its first moment, so that nothing it starts is ever outside.
     pub(super) group: Option<BorrowedFd<'a>>,
+    /// Whether the system kills it when the thread that starts it ends.
+    pub(super) is_bound: bool,
 }
 
 impl Birth<'_> {
-    /// Starts the process, as the leader of a process group of its own, without any signal blocked. The system kills it
-    /// when the thread that starts it ends. Where the system
+    /// Starts the process, as the leader of a process group of its own, without any signal blocked. Where the system
     /// does not let it be in its control group, it is in that of this process.
     ///
     /// # Errors
@@ -213,7 +214,9 @@ impl Birth<'_> {
             }
             // Should this process and all that clears up after it be killed at once. It is the thread's end that counts,
             // and the thread waits for the run. A system that refuses this still has the guard.
-            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+            if self.is_bound {
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+            }
             // Rust programs ignore it, and what is ignored stays so beyond `execve`.
             libc::signal(libc::SIGPIPE, libc::SIG_DFL);
             libc::sigprocmask(libc::SIG_SETMASK, SigSet::empty().as_ref(), ptr::null_mut());

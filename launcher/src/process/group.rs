@@ -196,7 +196,9 @@ mod tests {
         let argv = ["sh".to_owned(), "-c".into(), script.into()];
         let output = Some(File::from(OwnedFd::from(output)));
         let (workdir, env) = (Path::new("/"), StringMap::new());
-        let leader = spawn(&Spec { argv: &argv, workdir, env: &env, unset: &[], output, group: Some(&group) }).unwrap();
+        let leader =
+            spawn(&Spec { argv: &argv, workdir, env: &env, unset: &[], output, group: Some(&group), is_bound: false })
+                .unwrap();
         heard.read_exact(&mut [0]).unwrap();
         assert!(group.pids().len() >= 3, "{:?}", group.pids());
         assert!(group.used().cpu_sec.unwrap() > 0.0);

@@ -38,6 +38,8 @@ pub struct Spec<'a> {
     pub output: Option<File>,
     /// The control group that it is in from its start.
     pub group: Option<&'a Group>,
+    /// Whether the system kills it when the calling thread ends.
+    pub is_bound: bool,
 }
 
 /// Why a program could not be started.
@@ -189,7 +191,7 @@ pub fn open_output(workdir: &Path, earlier_runs: i32) -> Result<(File, PathBuf),
 }
 
 /// Starts a program as the leader of a process group of its own, with nothing on its standard input. Nobody waits
-/// for it: that is [`super::end`]'s. It is killed when the calling thread ends.
+/// for it: that is [`super::end`]'s.
 ///
 /// # Errors
 /// [`SpawnError`] that names what is missing.
@@ -209,6 +211,7 @@ fn start(spec: &Spec<'_>, program: &Path) -> io::Result<Pid> {
         input: nothing,
         output: spec.output.as_ref().map_or(nothing, AsFd::as_fd),
         group: spec.group.map(Group::fd),
+        is_bound: spec.is_bound,
     }
     .start()
 }
@@ -299,7 +302,15 @@ mod tests {
         let argv: Vec<String> = argv.iter().map(|word| (*word).into()).collect();
         make_workdir(workdir)?;
         let (output, _) = open_output(workdir, 0)?;
-        spawn(&Spec { argv: &argv, workdir, env: &StringMap::new(), unset: &[], output: Some(output), group: None })
+        spawn(&Spec {
+            argv: &argv,
+            workdir,
+            env: &StringMap::new(),
+            unset: &[],
+            output: Some(output),
+            group: None,
+            is_bound: false,
+        })
     }
 
     fn script(folder: &Path, name: &str, text: &str, mode: u32) -> String {
@@ -350,7 +361,15 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let argv: Vec<String> = argv.iter().map(|word| (*word).into()).collect();
         let (output, path) = open_output(folder.path(), 0).unwrap();
-        let spec = Spec { argv: &argv, workdir: folder.path(), env, unset, output: Some(output), group: None };
+        let spec = Spec {
+            argv: &argv,
+            workdir: folder.path(),
+            env,
+            unset,
+            output: Some(output),
+            group: None,
+            is_bound: false,
+        };
         let pid = spawn(&spec).unwrap();
         assert_eq!(reap(pid).unwrap().exit, Exit::Code(0));
         (pid, fs::read_to_string(path).unwrap().lines().map(String::from).collect())
@@ -395,6 +414,7 @@ mod tests {
                 unset: &[],
                 output: Some(output),
                 group: None,
+                is_bound: false,
             };
             reap(spawn(&spec).unwrap()).unwrap();
         }

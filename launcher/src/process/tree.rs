@@ -25,6 +25,15 @@ use super::{end, group::Group};
 /// The variable that says to which run a process belongs.
 pub const MARKER: &str = "COPAL_RUN";
 
+/// Commands that start ranks on other nodes. Killed outright they can't end these: ranks of an `srun` go on then to the end
+/// of the allocation.
+const LAUNCH_COMMANDS: &[&str] =
+    &["srun", "mpiexec", "mpiexec.hydra", "mpirun", "orterun", "prterun", "aprun", "jsrun", "flux"];
+/// How long such a command, once interrupted, may take to kill its ranks.
+pub const LAUNCH_PATIENCE: Duration = Duration::from_millis(1_500);
+/// What `srun` needs to tell one interruption from the next.
+const INTERRUPTION_GAP: Duration = Duration::from_millis(20);
+
 /// One process, as `/proc/<pid>/stat` shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Process {
@@ -100,6 +109,25 @@ pub fn adopted() -> Option<Vec<i32>> {
     let pid = std::process::id();
     let text = fs::read_to_string(format!("/proc/self/task/{pid}/children")).ok()?;
     Some(text.split_ascii_whitespace().filter_map(|pid| pid.parse().ok()).collect())
+}
+
+/// Interrupts those of these processes that start ranks elsewhere, which has them kill these and end. Who they are.
+fn interrupt(pids: &[i32]) -> Vec<i32> {
+    let name = |pid: i32| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    let named = pids.iter().map(|pid| (*pid, name(*pid).trim_end().to_owned()));
+    let told: Vec<(i32, String)> = named.filter(|(_, name)| LAUNCH_COMMANDS.contains(&name.as_str())).collect();
+    // At the first srun shows how its tasks are, the second it passes on, at the third it kills them.
+    for round in 0..3 {
+        let meant: Vec<i32> =
+            told.iter().filter(|(_, name)| round == 0 || name == "srun").map(|(pid, _)| *pid).collect();
+        if round > 0 && !meant.is_empty() {
+            std::thread::sleep(INTERRUPTION_GAP);
+        }
+        for pid in meant {
+            let _ = kill(Pid::from_raw(pid), Signal::SIGINT);
+        }
+    }
+    told.into_iter().map(|(pid, _)| pid).collect()
 }
 
 /// The processes of one run.
@@ -182,15 +210,30 @@ impl Tree {
         }
     }
 
+    /// Has what started ranks on other nodes kill these, [`LAUNCH_PATIENCE`] before it is killed itself.
+    pub fn interrupt(&mut self) {
+        let mut pids = self.members();
+        pids.push(self.leader);
+        interrupt(&pids);
+    }
+
     /// Waits until all but the leader are gone, until `kill_at`; then kills them, again and again,
     /// since they may start others meanwhile, and reaps those that became ours. Gives up 10 s later:
     /// a process that hangs in the kernel can't be killed.
-    pub fn end(&mut self, kill_at: Instant) {
-        let give_up = kill_at.max(Instant::now()) + Duration::from_secs(10);
+    pub fn end(&mut self, mut kill_at: Instant) {
+        let give_up = kill_at.max(Instant::now()) + LAUNCH_PATIENCE + Duration::from_secs(10);
+        // Once it was done there is no time for it any more.
+        let mut interrupt_at = Some(kill_at.checked_sub(LAUNCH_PATIENCE).unwrap_or(kill_at));
         loop {
             let members = self.members();
             reap_zombies(&self.known);
             let now = Instant::now();
+            if interrupt_at.is_some_and(|time| now >= time) {
+                interrupt_at = None;
+                if !interrupt(&members).is_empty() {
+                    kill_at = kill_at.max(now + LAUNCH_PATIENCE);
+                }
+            }
             if members.is_empty() || now >= give_up {
                 return;
             }
@@ -202,7 +245,8 @@ impl Tree {
                     let _ = kill(Pid::from_raw(*pid), Signal::SIGKILL);
                 }
             }
-            end::wait_for_any(&members, if now >= kill_at { now + Duration::from_millis(200) } else { kill_at });
+            let next = interrupt_at.unwrap_or(kill_at);
+            end::wait_for_any(&members, if now >= kill_at { now + Duration::from_millis(200) } else { next });
         }
     }
 }
@@ -218,26 +262,31 @@ fn reap_zombies(pids: &HashSet<i32>) {
     }
 }
 
-/// Kills everything below this process except the trees of `spared`, and reaps it. Returns how many
-/// processes were killed.
+/// Kills everything below this process except the trees of `spared`, and reaps it. What started ranks on other nodes
+/// has [`LAUNCH_PATIENCE`] to kill these. Returns how many processes were killed.
 pub fn kill_all_below(spared: &[i32]) -> usize {
     let own = i32::try_from(std::process::id()).unwrap_or_default();
-    let give_up = Instant::now() + Duration::from_secs(10);
+    let start = Instant::now();
+    let give_up = start + LAUNCH_PATIENCE + Duration::from_secs(10);
     let mut killed: HashSet<i32> = HashSet::new();
+    let mut interrupted: Option<Vec<i32>> = None;
     loop {
         let all = snapshot();
-        let kept: HashSet<i32> = spared.iter().flat_map(|root| below(&all, *root)).map(|process| process.pid).collect();
-        let found: Vec<Process> = below(&all, own)
-            .into_iter()
-            .filter(|process| !spared.contains(&process.pid) && !kept.contains(&process.pid))
-            .collect();
+        let with_trees = |roots: &[i32]| -> HashSet<i32> {
+            let below = roots.iter().flat_map(|root| below(&all, *root)).map(|process| process.pid);
+            below.chain(roots.iter().copied()).collect()
+        };
+        let kept = with_trees(spared);
+        let found: Vec<Process> = below(&all, own).into_iter().filter(|process| !kept.contains(&process.pid)).collect();
         reap_zombies(&found.iter().map(|process| process.pid).collect());
         let living: Vec<i32> = found.iter().filter(|process| !process.is_zombie).map(|process| process.pid).collect();
         let now = Instant::now();
         if living.is_empty() || now >= give_up {
             return killed.len();
         }
-        for pid in &living {
+        let interrupted = interrupted.get_or_insert_with(|| interrupt(&living));
+        let patient = if now < start + LAUNCH_PATIENCE { with_trees(interrupted) } else { HashSet::new() };
+        for pid in living.iter().filter(|pid| !patient.contains(pid)) {
             let _ = kill(Pid::from_raw(*pid), Signal::SIGKILL);
         }
         killed.extend(&living);

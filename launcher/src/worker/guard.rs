@@ -73,15 +73,13 @@ fn guard(worker: Pid, mut line: &UnixStream) -> i32 {
             Err(_) => break 1,
         }
     };
-    if !group.is_empty() {
-        group::kill_in(&group);
-    }
     // Its orphans are ours now, whatever they did to their groups, sessions and environments.
     let killed = tree::kill_all_below(&[]);
     if killed > 0 {
         warn!(killed, "the worker is gone; killed what it left");
     }
     if !group.is_empty() {
+        group::kill_in(&group);
         group::remove_named(&group);
     }
     code

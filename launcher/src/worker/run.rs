@@ -216,5 +216,13 @@ fn launch(shared: &Shared, slot: &Slot, task: &mut Task, group: Option<&Group>) 
         }
     };
     let unset: Vec<&str> = task.unset.iter().chain(&slot.unset).map(String::as_str).collect();
-    spawn::spawn(&Spec { argv, workdir, env: &task.env, unset: &unset, output, group })
+    spawn::spawn(&Spec {
+        argv,
+        workdir,
+        env: &task.env,
+        unset: &unset,
+        output,
+        group,
+        is_bound: !shared.setup.starts_ranks,
+    })
 }

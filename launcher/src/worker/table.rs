@@ -24,6 +24,8 @@ pub(super) enum Blow {
     Limit,
     /// TERM.
     Term,
+    /// What started ranks on other nodes is told to kill these.
+    Interrupt,
     /// KILL.
     Kill,
 }

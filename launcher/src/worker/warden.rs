@@ -10,7 +10,10 @@ use tracing::info;
 
 use super::table::{Blow, Shared, seconds, signal_group};
 use crate::{
-    process::{group::Group, tree::Tree},
+    process::{
+        group::Group,
+        tree::{LAUNCH_PATIENCE, Tree},
+    },
     protocol::{Cause, RunId},
 };
 
@@ -21,6 +24,10 @@ const REPEAT: Duration = Duration::from_secs(1);
 pub(super) fn watch(shared: &Shared) {
     loop {
         for Strike { run, leader, group, signal } in wait_for_blows(shared) {
+            if signal == Signal::SIGINT {
+                Tree::new(leader, shared.marker(run)).with_group(group).interrupt();
+                continue;
+            }
             info!(run = run.0, signal = signal.as_str(), "ending a run");
             if let (Some(group), Signal::SIGKILL) = (&group, signal) {
                 group.kill();
@@ -35,7 +42,7 @@ pub(super) fn watch(shared: &Shared) {
     }
 }
 
-/// A signal that is due.
+/// A signal that is due. SIGINT is only for what started ranks elsewhere.
 struct Strike {
     run: RunId,
     leader: Pid,
@@ -63,7 +70,11 @@ fn wait_for_blows(shared: &Shared) -> Vec<Strike> {
                         entry.kill_at = Some(now + grace + entry.grace);
                         ((now + grace, Blow::Term), None)
                     }
-                    Blow::Term => ((now + entry.grace, Blow::Kill), Some(Signal::SIGTERM)),
+                    Blow::Term => {
+                        let patience = LAUNCH_PATIENCE.min(entry.grace / 2);
+                        ((now + entry.grace - patience, Blow::Interrupt), Some(Signal::SIGTERM))
+                    }
+                    Blow::Interrupt => ((now + LAUNCH_PATIENCE.min(entry.grace / 2), Blow::Kill), Some(Signal::SIGINT)),
                     Blow::Kill => ((now + REPEAT, Blow::Kill), Some(Signal::SIGKILL)),
                 };
                 entry.due = Some(due);

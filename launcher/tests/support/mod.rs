@@ -45,7 +45,7 @@ impl Head {
         let mut head = Self { worker, socket: Some(ours), folder, events: Vec::new(), group: group.clone() };
         let hello = receive::<FromWorker>(head.socket.as_mut().unwrap()).unwrap();
         assert!(matches!(hello, Some(FromWorker::Hello { hardware: None, .. })), "{hello:?}");
-        head.tell(&ToWorker::Setup(Setup { kill_grace_sec: 1.0, tail_lines: 10, group }));
+        head.tell(&ToWorker::Setup(Setup { kill_grace_sec: 1.0, tail_lines: 10, starts_ranks: false, group }));
         head
     }
 

@@ -70,6 +70,7 @@ fn ranks_are_where_placement_put_them() {
         several_share_the_nodes(&cluster, way, turn);
         if way.is_wide {
             one_job_spans_nodes(&cluster, way, turn);
+            pitfall_093_ranks_on_every_node_end_with_their_run(&cluster, way, turn);
         }
     }
 }
@@ -138,6 +139,49 @@ fn one_job_spans_nodes(cluster: &Cluster, way: &Way, turn: usize) {
         assert_eq!(gpus.len(), 2, "{}: {ranks:?}", way.mpi);
     }
     open_gate(cluster, &[job]);
+    cluster.wait_batch_job(allocation, "finished");
+}
+
+/// Ranks that take no TERM, on two nodes: gone before their Job runs again when the worker that started them is killed,
+/// and before their Job is told to be over when it is cancelled.
+fn pitfall_093_ranks_on_every_node_end_with_their_run(cluster: &Cluster, way: &Way, turn: usize) {
+    // Recognised among all processes of the machine by its odd number.
+    let odd = format!("{}.{turn}5", 5_000_000 + std::process::id());
+    let app = format!("Stubborn{turn}");
+    cluster.app(&app, &format!("command: sh -c \"trap '' TERM; exec sleep {odd}\""));
+    let ranks = || processes(&odd).into_iter().filter(|(_, line)| line.starts_with("sleep ")).collect::<Vec<_>>();
+    let four = |what: &str| {
+        wait_blocking(what, LIMIT, || match ranks() {
+            all if all.len() == 4 => Ok(all),
+            some => Err(format!("{some:?}; {}", cluster.ends_of_logs())),
+        })
+    };
+    let workdir = format!("stubborn/{turn}");
+    let shape = ["-a", &app, "-w", &workdir, "--num-nodes", "2", "--ranks-per-node", "2"];
+    let job = cluster.job(&[&shape, way.params].concat());
+    let allocation = cluster.submit(&["-n", "2"]);
+    let first = four("ranks on two nodes");
+    cluster.wait_job(job, "RUNNING");
+    let launchers = processes(&format!("{} --batch-job-id {allocation} ", cluster.site_path().display()));
+    assert_eq!(launchers.len(), 1, "{launchers:?}");
+    // The head's child is the guard, whose child is the worker.
+    let below = |(pid, _): &(Pid, String)| parent(*pid).and_then(parent) == Some(launchers[0].0);
+    let workers: Vec<_> = processes("copal-launcher worker").into_iter().filter(below).collect();
+    assert_eq!(workers.len(), 1, "{workers:?}");
+    kill(workers[0].0, Signal::SIGKILL).unwrap();
+    // Before that nothing may be said of the Job.
+    wait_blocking("the Job to be out of the lost worker's hands", LIMIT, || {
+        let events = cluster.json(&["events", "ls", "--job-id", &job.to_string(), "--to-state", "RUN_TIMEOUT"]);
+        if events.as_array().is_some_and(Vec::is_empty) { Err(cluster.ends_of_logs()) } else { Ok(()) }
+    });
+    let is_left = |pid: &Pid| ranks().iter().any(|(rank, _)| rank == pid);
+    let left: Vec<_> = first.iter().filter(|(pid, _)| is_left(pid)).collect();
+    assert!(left.is_empty(), "{}: {left:?}", way.mpi);
+    four("ranks of the second run");
+    cluster.wait_job(job, "RUNNING");
+    cluster.copal(&["job", "cancel", &job.to_string(), "-y"]);
+    cluster.wait_job(job, "FAILED");
+    assert!(ranks().is_empty(), "{}: {:?}", way.mpi, ranks());
     cluster.wait_batch_job(allocation, "finished");
 }
 
@@ -223,6 +267,12 @@ fn scancel_ends_all_runs_in_order(cluster: &Cluster, odd: &str) {
         assert_eq!(events[0]["data"]["reason"], "walltime", "{events}");
     }
     cluster.wait_batch_job(allocation, "finished");
+}
+
+fn parent(pid: Pid) -> Option<Pid> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("PPid:"))?;
+    line.trim().parse().ok().map(Pid::from_raw)
 }
 
 /// Processes of the machine whose command line has this text; not the shells around them.
