@@ -1,4 +1,4 @@
-//! A proxy before a web server that refuses what a test tells it to, so many times.
+//! A proxy before a web server that refuses what a test tells it to, or loses the answers, so many times.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -15,6 +15,8 @@ pub struct Gate {
 struct Rules {
     /// A part of the request line, the status, and how many times.
     refusals: Vec<(String, u16, u32)>,
+    /// A part of the request line, one of the answer, and how many such answers are lost.
+    losses: Vec<(String, String, u32)>,
     passed: Vec<String>,
     refused: Vec<String>,
 }
@@ -40,7 +42,7 @@ impl Gate {
                     rules.refused.push(line);
                     return json(status, &serde_json::json!({"message": "refused by the test"}));
                 }
-                rules.passed.push(line);
+                rules.passed.push(line.clone());
             }
             // One request a connection, so that the answer's end is the connection's.
             let kept = request
@@ -48,7 +50,21 @@ impl Gate {
                 .lines()
                 .filter(|line| !line.is_empty() && !line.to_ascii_lowercase().starts_with("connection:"));
             let head: String = kept.chain(["Connection: close", ""]).flat_map(|line| [line, "\r\n"]).collect();
-            ask(target, &head, &request.body).unwrap_or_default()
+            let answer = ask(target, &head, &request.body).unwrap_or_default();
+            let mut rules = own.lock().unwrap_or_else(PoisonError::into_inner);
+            let text = String::from_utf8_lossy(&answer);
+            let loss = rules
+                .losses
+                .iter_mut()
+                .find(|(part, told, left)| *left > 0 && line.contains(part.as_str()) && text.contains(told.as_str()));
+            match loss {
+                // The connection ends without a word.
+                Some((.., left)) => {
+                    *left -= 1;
+                    Vec::new()
+                }
+                None => answer,
+            }
         });
         Self { port, rules }
     }
@@ -62,6 +78,17 @@ impl Gate {
     /// Refuses the next requests whose line (`PUT /x?y=z`) has this part.
     pub fn refuse(&self, part: &str, status: u16, times: u32) {
         self.rules().refusals.push((part.into(), status, times));
+    }
+
+    /// Hands on the next requests whose line has this part, but loses their answers that have `told` in them.
+    pub fn lose(&self, part: &str, told: &str, times: u32) {
+        self.rules().losses.push((part.into(), told.into(), times));
+    }
+
+    /// How many answers are still to be lost.
+    #[must_use]
+    pub fn to_lose(&self) -> u32 {
+        self.rules().losses.iter().map(|(.., left)| left).sum()
     }
 
     /// How many requests with this part got through, and how many were refused.

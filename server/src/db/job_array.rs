@@ -305,7 +305,7 @@ impl Statement<'_> {
         }
         self.sql.push(
             ", staged as (insert into transfers (job_id, owner_id, site_id, app_id, direction, state, recursive, \
-             local_path, location_alias, remote_path) ",
+             local_path, location_alias, remote_path, due_at) ",
         );
         let paths = self.array.job.transfers.values().map(|location| location.path.as_str());
         for (place, (transfer, path)) in self.new.transfers.iter().zip(paths).enumerate() {
@@ -319,6 +319,7 @@ impl Statement<'_> {
             values.push_bind(transfer.direction).push_bind(state).push_bind(transfer.recursive);
             values.push_bind(transfer.local_path.clone()).push_bind(transfer.location_alias.clone()).push("");
             self.text(&parse(&copal_schemas::lenient::normal_path(path), "transfers")?);
+            self.sql.push(if self.new.is_due(transfer) { ", new.at" } else { ", null::timestamptz" });
             self.sql.push(" from new");
         }
         self.sql.push(")");

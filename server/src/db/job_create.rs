@@ -106,6 +106,11 @@ impl New<'_> {
         self.steps.last().map_or(JobState::Created, |step| step.to)
     }
 
+    /// Whether the Job waits for this transfer from its first moment.
+    pub(super) fn is_due(&self, transfer: &NewTransfer) -> bool {
+        transfer.direction == Direction::In && self.state() == JobState::Ready
+    }
+
     pub(super) fn event_data(&self, step: &Step) -> JsonObject {
         let mut data = JsonObject::new();
         if let Some(message) = step.message {
@@ -134,7 +139,7 @@ pub async fn create(conn: &mut PgConnection, scope: Scope, mut jobs: Vec<JobCrea
     }
     let sets = sets_of(&mut *conn, owner, &ground, &new).await?;
     let Ground { ref ids, now, .. } = ground;
-    insert_transfers(&mut *conn, owner, &new, ids).await?;
+    insert_transfers(&mut *conn, owner, &new, ids, now).await?;
     edges.insert(&mut *conn, ids).await?;
     insert_jobs(conn, owner, &new, &sets, ids, now).await?;
     let ids = ids.clone();
@@ -346,18 +351,25 @@ async fn insert_jobs(
     Ok(())
 }
 
-async fn insert_transfers(conn: &mut PgConnection, owner: UserId, new: &[New<'_>], ids: &[JobId]) -> ApiResult<()> {
-    let rows: Vec<(JobId, &AppRow, &NewTransfer)> = new
+async fn insert_transfers(
+    conn: &mut PgConnection,
+    owner: UserId,
+    new: &[New<'_>],
+    ids: &[JobId],
+    now: Timestamp,
+) -> ApiResult<()> {
+    let rows: Vec<(JobId, &New<'_>, &NewTransfer)> = new
         .iter()
         .zip(ids)
-        .flat_map(|(new, id)| new.transfers.iter().map(move |transfer| (*id, new.app, transfer)))
+        .flat_map(|(new, id)| new.transfers.iter().map(move |transfer| (*id, new, transfer)))
         .collect();
     if rows.is_empty() {
         return Ok(());
     }
     const SQL: &str = "insert into transfers (owner_id, job_id, site_id, app_id, direction, state, recursive, local_path, \
-         remote_path, location_alias) select $1, * from unnest($2::bigint[], $3::bigint[], \
-         $4::bigint[], $5::transfer_direction[], $6::transfer_state[], $7::bool[], $8::text[], $9::text[], $10::text[])";
+         remote_path, location_alias, due_at) select $1, * from unnest($2::bigint[], $3::bigint[], \
+         $4::bigint[], $5::transfer_direction[], $6::transfer_state[], $7::bool[], $8::text[], $9::text[], $10::text[], \
+         $11::timestamptz[])";
     let born = |direction| match direction {
         Direction::In => TransferState::Pending,
         Direction::Out => TransferState::AwaitingJob,
@@ -365,14 +377,15 @@ async fn insert_transfers(conn: &mut PgConnection, owner: UserId, new: &[New<'_>
     sqlx::query(SQL)
         .bind(owner)
         .bind(rows.iter().map(|(id, ..)| *id).collect::<Vec<_>>())
-        .bind(rows.iter().map(|(_, app, _)| app.site_id).collect::<Vec<_>>())
-        .bind(rows.iter().map(|(_, app, _)| app.id).collect::<Vec<_>>())
+        .bind(rows.iter().map(|(_, new, _)| new.app.site_id).collect::<Vec<_>>())
+        .bind(rows.iter().map(|(_, new, _)| new.app.id).collect::<Vec<_>>())
         .bind(rows.iter().map(|(.., transfer)| transfer.direction).collect::<Vec<_>>())
         .bind(rows.iter().map(|(.., transfer)| born(transfer.direction)).collect::<Vec<_>>())
         .bind(rows.iter().map(|(.., transfer)| transfer.recursive).collect::<Vec<_>>())
         .bind(rows.iter().map(|(.., transfer)| transfer.local_path.as_str()).collect::<Vec<_>>())
         .bind(rows.iter().map(|(.., transfer)| transfer.remote_path.as_str()).collect::<Vec<_>>())
         .bind(rows.iter().map(|(.., transfer)| transfer.location_alias.as_str()).collect::<Vec<_>>())
+        .bind(rows.iter().map(|(_, new, transfer)| new.is_due(transfer).then_some(now)).collect::<Vec<_>>())
         .execute(conn)
         .await?;
     Ok(())

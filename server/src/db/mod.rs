@@ -163,6 +163,18 @@ pub async fn transact_rows<T>(
     transact_begun(pool, begin, work).await
 }
 
+/// The same for a look at few rows of many, whose statements name an index for all that they read: what the planner has
+/// counted, maybe long ago, is no reason to read a whole table.
+///
+/// # Errors
+/// Those of `work`, and of the database.
+pub async fn transact_by_index<T>(
+    pool: &PgPool,
+    work: impl AsyncFn(&mut PgConnection) -> ApiResult<T>,
+) -> Result<T, ApiError> {
+    transact_begun(pool, "begin; set local enable_seqscan = off; set local enable_bitmapscan = off", work).await
+}
+
 async fn transact_begun<T>(
     pool: &PgPool,
     begin: &'static str,

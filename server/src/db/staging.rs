@@ -13,18 +13,33 @@ use super::{
 };
 use crate::error::ApiResult;
 
-/// What makes a transfer one that its Job waits for. $1 is the owner, $2 the Site, $3 the Site that the caller is bound
-/// to. Jobs come first: few of them wait for staging, while every Job that waits for parents has pending transfers.
+/// The Site, $2, if it is that of the owner, $1, and of the caller, who may be bound to one, $3; and that its App is there.
 ///
-/// A transfer's owner is its Job's and its state is compared as a text, here and below: by the owner or the state itself the
-/// planner, which knows nothing yet of what was just made, would look through all open transfers once a Job.
-macro_rules! due {
+/// The planner, which may not know yet of what was just made, must not be misled to other indexes than those that begin
+/// with the Site. So the owner is not named, who is the Site's; and how many transfers are of gone Apps is hidden in a
+/// `coalesce`: where all are of one App, the planner would take it for the one that is gone.
+macro_rules! at_site {
     () => {
-        " jobs j join transfers t on t.job_id = j.id \
-         where j.owner_id = $1 and j.site_id = $2 and ($3::bigint is null or j.site_id = $3) \
-         and j.state in ('READY', 'POSTPROCESSED') \
-         and t.direction = (case when j.state = 'READY' then 'in' else 'out' end)::transfer_direction \
-         and t.app_id <> all(array(select app_id from deleted_apps where owner_id = $1)) "
+        "t.site_id = (select id from sites where id = $2 and owner_id = $1 and ($3::bigint is null or id = $3)) \
+         and coalesce(t.app_id <> all(array(select app_id from deleted_apps where owner_id = $1)), true) "
+    };
+}
+
+/// The first due transfer of each direction and location. From one to the next the index of due transfers is entered
+/// anew, so that this reads a row for each, however many are due.
+macro_rules! groups {
+    () => {
+        concat!(
+            "with recursive groups as ((select t.direction, t.location_alias, t.due_at, t.id from transfers t \
+             where t.due_at is not null and ",
+            at_site!(),
+            "order by t.direction, t.location_alias, t.due_at, t.id limit 1) \
+             union all select n.* from groups g cross join lateral \
+             (select t.direction, t.location_alias, t.due_at, t.id from transfers t where t.due_at is not null and ",
+            at_site!(),
+            "and (t.direction, t.location_alias) > (g.direction, g.location_alias) \
+             order by t.direction, t.location_alias, t.due_at, t.id limit 1) n) "
+        )
     };
 }
 
@@ -35,7 +50,8 @@ struct DueRow {
     workdir: String,
 }
 
-/// The transfers of a Site in these states that a Job waits for, oldest first.
+/// The transfers of a Site in these states that a Job waits for: those that are begun, then those that have been due for
+/// longest. None that is done, or not released yet, is waited for. For [`super::transact_by_index`].
 ///
 /// # Errors
 /// The database's.
@@ -46,12 +62,28 @@ pub async fn due(
     states: &[TransferState],
     limit: i64,
 ) -> ApiResult<Vec<DueTransfer>> {
+    // Pending ones are found by the index of due transfers. Of the others few are begun at a time, whose Jobs are looked at.
+    // They are looked up a state at a time, behind `offset 0`: by a list of states the planner, where it knows of none in
+    // them, would look through all that are open, as it would by the state of most transfers that it knows
+    // (`transact_by_index`).
     const SQL: &str = concat!(
-        "select ",
+        groups!(),
+        ", begun as materialized (select t.* from unnest(array_remove($4, 'pending')) as wanted(state) \
+         cross join lateral (select t.id, t.job_id, t.direction from transfers t \
+         where t.state not in ('done', 'awaiting_job') and t.state = wanted.state and ",
+        at_site!(),
+        "offset 0) t), found as (select n.id, n.due_at from groups g cross join lateral (select t.id, t.due_at from transfers t \
+         where t.due_at is not null and ",
+        at_site!(),
+        "and t.direction = g.direction and t.location_alias = g.location_alias \
+         order by t.due_at, t.id limit $5) n where 'pending' = any($4) \
+         union all select b.id, null from begun b where (select j.state from jobs j where j.id = b.job_id) \
+         = (case b.direction when 'in' then 'READY' else 'POSTPROCESSED' end)::job_state) \
+         select ",
         transfer_columns!(),
-        ", (select workdir from job_details d where d.job_id = t.job_id) as workdir from",
-        due!(),
-        "and t.state::text = any($4::transfer_state[]::text[]) order by t.id limit $5"
+        ", (select workdir from job_details d where d.job_id = t.job_id) as workdir from transfers t \
+         where t.id = any(array(select id from found order by due_at nulls first, id limit $5)) \
+         order by t.due_at nulls first, t.id"
     );
     let rows: Vec<DueRow> = sqlx::query_as(SQL)
         .bind(scope.owner)
@@ -70,22 +102,21 @@ impl From<DueRow> for DueTransfer {
     }
 }
 
-/// Takes pending transfers of a Site that a Job waits for, the oldest ones of one location and one direction: they are
-/// active from now on, with the batch's name as `task_id`. Whoever asks at the same time gets others.
+/// Takes pending transfers of a Site that a Job waits for, of the location and direction of the one that has been due for
+/// longest: they are active from now on, with the batch's name as `task_id`. Whoever asks at the same time gets others.
 ///
 /// # Errors
 /// The database's.
 pub async fn claim(conn: &mut PgConnection, scope: Scope, claim: &TransferClaim) -> ApiResult<Vec<DueTransfer>> {
     // Rows that somebody else is about to take are passed over: nobody waits here, so nothing can be locked crosswise.
     const SQL: &str = concat!(
-        "with due as materialized (select t.id, t.location_alias, t.direction from",
-        due!(),
-        "and t.state::text = 'pending'), \
-         first as (select location_alias, direction from due order by id limit 1), \
-         mine as (select t.id from due join first on first.location_alias = due.location_alias \
-         and first.direction = due.direction join transfers t on t.id = due.id where t.state::text = 'pending' \
-         order by due.id limit $4 for update of t skip locked) \
-         update transfers t set state = 'active', task_id = $5 from mine where t.id = mine.id returning ",
+        groups!(),
+        ", first as materialized (select direction, location_alias from groups order by due_at, id limit 1) \
+         update transfers t set state = 'active', task_id = $5, due_at = null where t.id = any(array(\
+         select t.id from transfers t where t.due_at is not null and ",
+        at_site!(),
+        "and t.direction = (select direction from first) and t.location_alias = (select location_alias from first) \
+         order by t.due_at, t.id limit $4 for update skip locked)) returning ",
         transfer_columns!(),
         ", (select workdir from job_details d where d.job_id = t.job_id) as workdir"
     );

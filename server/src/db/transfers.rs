@@ -228,16 +228,22 @@ pub async fn update(conn: &mut PgConnection, scope: Scope, items: &[TransferPatc
     // The Jobs are locked first, as everywhere, so that each of two transfers that end at the same
     // time sees the other one.
     let jobs = Locked::take(&mut *conn, Which::OfTransfers(scope, &ids)).await?;
-    const SQL: &str = "update transfers t set state = coalesce((u.p->>'state')::transfer_state, t.state), \
-         task_id = coalesce(u.p->>'task_id', t.task_id), \
-         transfer_info = coalesce(u.p->'transfer_info', t.transfer_info) \
-         from unnest($1::bigint[], $2::jsonb[]) as u(id, p) \
-         where t.id = u.id and t.owner_id = $3 and ($4::bigint is null or t.site_id = $4) \
-         and t.app_id <> all(array(select app_id from deleted_apps where owner_id = $3)) \
+    // One that is pending is due while its Job is in the step that waits for it (`transition/write.rs`): few are, so that
+    // a report of those that are done looks at no Job here.
+    const SQL: &str = "update transfers t set state = coalesce(u.state, t.state), \
+         task_id = coalesce(u.task_id, t.task_id), transfer_info = coalesce(u.transfer_info, t.transfer_info), \
+         due_at = case when coalesce(u.state, t.state) = 'pending' then (select coalesce(t.due_at, statement_timestamp()) \
+         from jobs j where j.id = t.job_id \
+         and j.state = (case t.direction when 'in' then 'READY' else 'POSTPROCESSED' end)::job_state) end \
+         from unnest($1::bigint[], $2::transfer_state[], $3::text[], $4::jsonb[]) as u(id, state, task_id, transfer_info) \
+         where t.id = u.id and t.owner_id = $5 and ($6::bigint is null or t.site_id = $6) \
+         and t.app_id <> all(array(select app_id from deleted_apps where owner_id = $5)) \
          returning t.id, t.job_id, t.direction";
     let updated: Vec<(TransferId, JobId, Direction)> = sqlx::query_as(SQL)
         .bind(&ids)
-        .bind(items.iter().map(|item| Json(&item.patch)).collect::<Vec<_>>())
+        .bind(items.iter().map(|item| item.patch.state).collect::<Vec<_>>())
+        .bind(items.iter().map(|item| item.patch.task_id.as_deref()).collect::<Vec<_>>())
+        .bind(items.iter().map(|item| item.patch.transfer_info.as_ref().map(Json)).collect::<Vec<_>>())
         .bind(scope.owner)
         .bind(scope.site)
         .fetch_all(&mut *conn)

@@ -31,7 +31,7 @@ const MAX_TASK_ID: usize = 256;
     ("wait_sec" = Option<f64>, Query, minimum = 0, maximum = 30, description = "Seconds to wait for the first"),
     ("limit" = Option<i64>, Query, minimum = 0, maximum = 100_000, description = "Rows at most"),
 ), responses(
-    (status = 200, description = "The transfers, oldest first", body = Vec<DueTransfer>),
+    (status = 200, description = "The transfers: those that are begun, then those that have been due for longest", body = Vec<DueTransfer>),
     (status = 422, description = "A parameter is missing or wrong", body = Problem, content_type = "application/problem+json"),
 ))]
 pub(crate) async fn list_due_transfers(
@@ -51,9 +51,9 @@ pub(crate) async fn list_due_transfers(
         return Err(ApiError::invalid_at(vec!["query".into(), "wait_sec".into()], msg));
     }
     let limit = query.paging()?.limit;
-    let look = async || -> ApiResult<Vec<DueTransfer>> {
-        let mut connection = shared.pool.acquire().await?;
-        db::staging::due(&mut connection, (&user).into(), site, &states, limit).await
+    let scope = (&user).into();
+    let look = async || {
+        db::transact_by_index(&shared.pool, async |tx| db::staging::due(tx, scope, site, &states, limit).await).await
     };
     let due = first_of(&shared, site, wait, look).await?;
     Ok(HttpResponse::Ok().json(due))

@@ -1,7 +1,11 @@
 //! What keeps the service fast on a large database, judged by the rows that statements read and never by time.
 
 use chrono::TimeDelta;
-use copal_schemas::{AppId, JobId, JobState, SessionId, StringMap, UserId, session::Acquire};
+use copal_schemas::{
+    AppId, JobId, JobState, SessionId, SiteId, StringMap, UserId,
+    session::Acquire,
+    transfer::{TransferClaim, TransferState},
+};
 use copal_server::{
     db::{
         self,
@@ -16,7 +20,7 @@ use copal_tests::{
     world::with,
 };
 use serde_json::json;
-use sqlx::Connection as _;
+use sqlx::{Connection as _, PgConnection, PgPool};
 
 /// What an acquire reads which gets so many Jobs.
 struct Read {
@@ -131,6 +135,67 @@ async fn pitfall_112_an_acquire_reads_no_jobs_that_do_not_fit() {
     let nothing = Acquire { max_wall_time_min: Some(1), serial_only: true, ..ten };
     let Read { rows, pages } = read(&world, &nothing, 0).await;
     assert!(rows <= 600 && pages <= 100, "{rows} rows, {pages} pages read for {nothing:?}");
+}
+
+/// Rows of `jobs` and `transfers` that are read for a batch of ten, and for a look at the `begun` ones, which there are then.
+async fn staging_reads(world: &World, pool: &PgPool, begun: usize) -> (i64, i64) {
+    const READ: &str = "select sum(seq_tup_read + idx_tup_fetch)::bigint from pg_stat_xact_user_tables \
+         where relname in ('jobs', 'transfers')";
+    let owner = UserId(id(&world.user.get("/auth/password/me").await.ok()));
+    let scope = Scope { owner, site: None, batch_job: None };
+    let site = SiteId(world.site);
+    let claim = TransferClaim { site_id: site, task_id: "x".into(), limit: 10, wait_sec: 0.0 };
+    // What a connection did in the last second counts as well.
+    let read = async |tx: &mut PgConnection| sqlx::query_scalar::<_, i64>(READ).fetch_one(tx).await;
+    let for_batch = db::transact(pool, async |tx| {
+        let before = read(tx).await?;
+        assert_eq!(db::staging::claim(tx, scope, &claim).await?.len(), 10);
+        Ok(read(tx).await? - before)
+    });
+    let for_batch = for_batch.await.unwrap();
+    let for_look = db::transact_by_index(pool, async |tx| {
+        let before = read(tx).await?;
+        let states = [TransferState::Active, TransferState::Inactive];
+        assert_eq!(db::staging::due(tx, scope, site, &states, 100_000).await?.len(), begun);
+        Ok(read(tx).await? - before)
+    });
+    (for_batch, for_look.await.unwrap())
+}
+
+#[tokio::test]
+async fn a_batch_of_transfers_reads_what_it_takes_and_not_all_that_are_due() {
+    let world = World::new().await;
+    let user = &world.user;
+    let locations = json!({"transfer_locations": {"a": "rsync://host/", "b": "rsync://host/", "c": "rsync://host/"}});
+    user.put(&format!("/sites/{}", world.site), &locations).await.ok();
+    let slot = json!({"required": false, "direction": "in", "local_path": "in"});
+    let fields = json!({"command": "true", "hooks": {}, "transfers": {"input": slot}});
+    let app = user.app(world.site, "Staged", &fields).await;
+    let pool = db::connect(&world.service.database().url().into()).await.unwrap();
+    let parent = id(&world.plain_job(&json!({"workdir": "parent"})).await);
+    let fill = async |kind: &str| {
+        for (location, parents) in [("a", vec![parent]), ("b", vec![]), ("a", vec![]), ("c", vec![])] {
+            let job = json!({"app_id": app, "workdir": format!("{kind}/{location}/{}/{{index}}", parents.len()),
+                "parameters": {}, "parent_ids": parents,
+                "transfers": {"input": {"location_alias": location, "path": "/x"}}});
+            user.post("/job-arrays/", &json!({"last": 2_999, "job": job})).await.created();
+        }
+    };
+    let hold = async |when: &str, begun: usize| {
+        let (batch, look) = staging_reads(&world, &pool, begun).await;
+        assert!(batch <= 100 && look <= 100, "{batch} and {look} rows read {when}");
+    };
+    // What the planner knows must not matter: nothing, everything, and that no transfer is ever due.
+    fill("unknown").await;
+    hold("before the planner knows of them", 10).await;
+    sqlx::query("analyze").execute(&pool).await.unwrap();
+    hold("when it does", 20).await;
+    for sql in ["update transfers set state = 'done', due_at = null", "analyze"] {
+        sqlx::query(sql).execute(&pool).await.unwrap();
+    }
+    fill("others").await;
+    hold("when it knows of those that are done", 10).await;
+    pool.close().await;
 }
 
 #[tokio::test]

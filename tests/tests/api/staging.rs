@@ -191,6 +191,86 @@ async fn a_batch_is_of_one_location_and_one_direction() {
     }
 }
 
+/// The Jobs whose transfers are due, without taking them.
+async fn due_jobs(world: &World) -> Vec<i64> {
+    due(world, "").await.iter().map(|transfer| transfer["job_id"].as_i64().unwrap()).collect()
+}
+
+#[tokio::test]
+async fn what_leaves_its_step_is_due_no_more_until_it_comes_back() {
+    let (world, app) = world().await;
+    let user = &world.user;
+    let job = |index: usize| json!({"app_id": app, "workdir": format!("w/{index}"), "tags": {"n": index.to_string()}, "transfers": slots(&["input", "output"])});
+    let jobs: Vec<i64> = user.jobs(&(0..5).map(job).collect::<Vec<_>>()).await.iter().map(id).collect();
+    assert_eq!(due_jobs(&world).await, jobs);
+    user.post("/jobs/cancel?tags=n:0", &json!({})).await.ok();
+    user.delete(&format!("/jobs/{}", jobs[1])).await.deleted();
+    user.set_state(jobs[2], "PREPROCESSED").await;
+    user.set_state(jobs[3], "POSTPROCESSED").await;
+    let outputs = user.list(&format!("/transfers/?job_id={}&direction=out", jobs[3])).await;
+    let listed = due(&world, "").await;
+    let ids = |rows: &[Value]| rows.iter().map(id).collect::<Vec<_>>();
+    assert_eq!(listed.iter().map(|row| row["job_id"].as_i64().unwrap()).collect::<Vec<_>>(), [jobs[4], jobs[3]]);
+    assert_eq!(id(&listed[1]), id(&outputs[0]), "its output and not its input");
+    // Nor are they taken.
+    let first = claim(&world, "a", 100, 0).await;
+    let second = claim(&world, "b", 100, 0).await;
+    assert_eq!((ids(&first), ids(&second)), (vec![id(&listed[0])], vec![id(&outputs[0])]));
+    assert_eq!(claim(&world, "c", 100, 0).await.len(), 0);
+    // What is taken back to its step is due again, what somebody has is not.
+    for job in [jobs[0], jobs[2], jobs[4]] {
+        user.set_state(job, "FAILED").await;
+        user.set_state(job, "READY").await;
+    }
+    assert_eq!(due_jobs(&world).await, [jobs[0], jobs[2]]);
+    assert_eq!(due(&world, "&state=active").await.len(), 2);
+}
+
+#[tokio::test]
+async fn what_is_given_back_is_due_and_what_waits_for_another_try_is_not() {
+    let (world, app) = world().await;
+    let user = &world.user;
+    let job = id(&user.job(app, &json!({"workdir": "w", "transfers": slots(&["input", "other"])})).await);
+    let taken = claim(&world, "a", 100, 0).await;
+    let set = async |index: usize, state: &str| {
+        user.patch("/transfers/", &json!([{"id": taken[index]["id"], "state": state}])).await.ok();
+    };
+    set(0, "inactive").await;
+    set(1, "done").await;
+    assert_eq!(claim(&world, "b", 100, 0).await.len(), 0, "one waits for its next try, one is done");
+    assert_eq!(due(&world, "&state=active&state=inactive&state=done").await.len(), 1);
+    // Somebody wants both anew.
+    set(0, "pending").await;
+    set(1, "pending").await;
+    assert_eq!(claim(&world, "c", 100, 0).await.len(), 2);
+    set(0, "done").await;
+    set(1, "done").await;
+    assert_eq!(user.state(job).await, "PREPROCESSED");
+    // The Job is past the step: nobody waits for what its owner sets back.
+    set(0, "pending").await;
+    assert_eq!(claim(&world, "d", 100, 0).await.len(), 0);
+}
+
+#[tokio::test]
+async fn those_of_arrays_and_of_children_are_due_when_their_jobs_are_ready() {
+    let (world, app) = world().await;
+    let user = &world.user;
+    let parent = id(&user.job(app, &json!({"workdir": "parent"})).await);
+    let template = |workdir: &str, parents: &[i64]| json!({"app_id": app, "workdir": workdir, "parameters": {}, "parent_ids": parents, "transfers": slots(&["input", "output"])});
+    user.post("/job-arrays/", &json!({"last": 2, "job": template("waits/{index}", &[parent])})).await.created();
+    user.post("/job-arrays/", &json!({"last": 2, "job": template("limited/{index}", &[]), "max_at_once": 1}))
+        .await
+        .created();
+    user.post("/job-arrays/", &json!({"last": 2, "job": template("ready/{index}", &[])})).await.created();
+    let workdirs = async || -> Vec<String> {
+        let rows = claim(&world, "x", 100, 0).await;
+        rows.iter().map(|row| row["workdir"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(workdirs().await, ["limited/0", "ready/0", "ready/1", "ready/2"]);
+    user.set_state(parent, "JOB_FINISHED").await;
+    assert_eq!(workdirs().await, ["waits/0", "waits/1", "waits/2"]);
+}
+
 #[tokio::test]
 async fn a_report_may_prefer_no_answer() {
     let (world, app) = world().await;

@@ -2,7 +2,11 @@
 
 use std::{fs, os::unix::fs::symlink};
 
-use copal_tests::laptop::refused;
+use copal_tests::{
+    gate::Gate,
+    laptop::{LIMIT, refused},
+    wait::wait_blocking,
+};
 
 use crate::depot::{Depot, tree};
 
@@ -130,4 +134,23 @@ fn a_location_that_is_gone_from_the_settings_is_the_reason_that_why_gives() {
     depot.laptop.site(&["site", "start"]);
     let reason = depot.failure(job);
     assert!(reason.contains("settings.yml has no location \"here\""), "{reason}");
+}
+
+#[test]
+fn what_an_answer_that_got_lost_had_given_is_staged_all_the_same() {
+    let depot = Depot::new(HERE, &["service_period: 0.2"]);
+    depot.put("in/1.dat", "one\n");
+    // The agent, and nobody else, speaks to the service by way of a gate.
+    let login = depot.laptop.site_path().join("agent.yml");
+    wait_blocking("the agent's login", LIMIT, || if login.exists() { Ok(()) } else { Err(depot.laptop.logs()) });
+    depot.laptop.site(&["site", "stop"]);
+    let gate = Gate::before(depot.laptop.port);
+    gate.lose("POST /transfers/due", "\"active\"", 1);
+    let text = fs::read_to_string(&login).unwrap();
+    fs::write(&login, text.replace(&format!(":{}", depot.laptop.port), &format!(":{}", gate.port()))).unwrap();
+    depot.laptop.site(&["site", "start"]);
+    let job = depot.job("demo/1", &["input=here:/in/1.dat"]);
+    depot.laptop.wait_state(job, "PREPROCESSED");
+    assert_eq!(gate.to_lose(), 0, "the answer that gave it was lost");
+    assert_eq!(depot.read_work("demo/1/input.dat"), "one\n");
 }

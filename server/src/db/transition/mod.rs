@@ -201,7 +201,7 @@ impl Moves {
             return Ok(Vec::new());
         }
         write::update_jobs(conn, &touched).await?;
-        write::release_transfers(conn, &touched).await?;
+        write::update_transfers(conn, &touched).await?;
         write::insert_attempts(conn, &touched).await?;
         let ended = touched.iter().filter(|job| job.row.has_children).filter_map(|job| job.ended()).collect();
         let mut log = events::Log::default();

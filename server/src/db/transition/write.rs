@@ -36,21 +36,31 @@ pub(super) async fn update_jobs(conn: &mut PgConnection, jobs: &[&Moving]) -> Ap
     Ok(())
 }
 
-/// The results of Jobs that reached POSTPROCESSED and have some to stage out can go.
-pub(super) async fn release_transfers(conn: &mut PgConnection, jobs: &[&Moving]) -> ApiResult<()> {
-    let open = |job: &Moving| match job.row.state {
+/// Transfers are due from when their Job comes to the step that waits for them until it leaves the step.
+pub(super) async fn update_transfers(conn: &mut PgConnection, jobs: &[&Moving]) -> ApiResult<()> {
+    // What is open in a state that waits for it. Jobs that go on because nothing is open need no statement.
+    let open = |job: &Moving, state: JobState| match state {
         JobState::Ready if job.stage_in_open => Some(Direction::In),
         JobState::Postprocessed if job.stage_out_open => Some(Direction::Out),
         _ => None,
     };
+    let left: Vec<JobId> = jobs
+        .iter()
+        .filter(|job| job.was != job.row.state && open(job, job.was).is_some())
+        .map(|job| job.row.id)
+        .collect();
+    if !left.is_empty() {
+        const SQL: &str = "update transfers set due_at = null where job_id = any($1) and due_at is not null";
+        sqlx::query(SQL).bind(left).execute(&mut *conn).await?;
+    }
     let waiting: Vec<(JobId, Direction, bool)> =
-        jobs.iter().filter_map(|job| Some((job.row.id, open(job)?, job.was != job.row.state))).collect();
+        jobs.iter().filter_map(|job| Some((job.row.id, open(job, job.row.state)?, job.was != job.row.state))).collect();
     if !waiting.is_empty() {
         // What failed is tried again when its Job is taken back to the step.
-        const SQL: &str = "update transfers t set state = 'pending' \
+        const SQL: &str = "update transfers t set state = 'pending', due_at = statement_timestamp() \
              from unnest($1::bigint[], $2::transfer_direction[], $3::bool[]) as u(job_id, direction, again) \
              where t.job_id = u.job_id and t.direction = u.direction \
-             and (t.state = 'awaiting_job' or (t.state = 'error' and u.again))";
+             and (t.state = 'awaiting_job' or (t.state = 'pending' and t.due_at is null) or (t.state = 'error' and u.again))";
         sqlx::query(SQL)
             .bind(waiting.iter().map(|(id, ..)| *id).collect::<Vec<_>>())
             .bind(waiting.iter().map(|(_, direction, _)| *direction).collect::<Vec<_>>())
