@@ -31,6 +31,17 @@ pub enum AppError {
     /// The file can't be read or has another shape.
     #[error(transparent)]
     File(#[from] FileError),
+    /// There is no such file.
+    #[error(
+        "the App {app} is not in {folder}; it may have been removed without `copal app sync`, or was made through the API \
+         and needs `allow_remote_apps: true` in settings.yml"
+    )]
+    Missing {
+        /// The App.
+        app: String,
+        /// Where its file would be.
+        folder: PathBuf,
+    },
     /// A field has a value that can't be.
     #[error("{path}: {}{field}: {message}", line.map(|line| format!("line {line}: ")).unwrap_or_default())]
     Field {

@@ -118,7 +118,11 @@ impl SiteDir {
     /// that nothing but what is in `apps/` ever runs.
     pub fn load_app(&self, name: &str) -> Result<App, AppError> {
         if is_identifier(name) {
-            return App::load(&self.app_file(name));
+            let file = self.app_file(name);
+            if !file.exists() {
+                return Err(AppError::Missing { app: name.into(), folder: self.apps() });
+            }
+            return App::load(&file);
         }
         let message = format!("{name:?} is no name of an App (letters, digits, _)");
         Err(AppError::Field { path: self.apps(), line: None, field: "name".into(), message })
@@ -181,9 +185,11 @@ mod tests {
         fs::write(site.data().join("evil.yml"), "name: evil\ncommand: id\n").unwrap();
         fs::write(site.apps().join("good.yml"), "name: good\ncommand: id\n").unwrap();
         assert_eq!(site.load_app("good").unwrap().spec().command, "id");
-        for name in ["../data/evil", "./good", "", "missing"] {
-            assert!(site.load_app(name).is_err(), "{name}");
+        for name in ["../data/evil", "./good", ""] {
+            assert!(matches!(site.load_app(name), Err(AppError::Field { .. })), "{name}");
         }
+        let missing = site.load_app("missing").unwrap_err().to_string();
+        assert!(missing.contains("allow_remote_apps: true"), "{missing}");
         assert_eq!(site.job_folder("a/./b").unwrap(), site.data().join("a/b"));
         for workdir in ["/etc", "../apps", "a/../../apps", ".", ""] {
             assert!(site.job_folder(workdir).is_err(), "{workdir}");

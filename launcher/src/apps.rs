@@ -6,7 +6,10 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use copal_client::{SiteDir, app_file::App};
+use copal_client::{
+    SiteDir,
+    app_file::{App, AppError},
+};
 use copal_schemas::{AppId, job::Job};
 use tracing::warn;
 
@@ -59,12 +62,7 @@ impl Apps {
     }
 
     fn missing(&self, name: &str) -> String {
-        let folder = self.site.apps();
-        format!(
-            "the App {name} is not in {}; it may have been removed without `copal app sync`, or was made through \
-                 the API and needs `allow_remote_apps: true` in settings.yml",
-            folder.display()
-        )
+        AppError::Missing { app: name.into(), folder: self.site.apps() }.to_string()
     }
 
     /// Reads an App when its file is new or has changed.

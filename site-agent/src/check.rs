@@ -175,6 +175,26 @@ mod tests {
         assert!(text.contains("queue_maintainer could ask for nothing: 1001 nodes"), "{text}");
         fs::write(site.settings_path(), local.settings_for(SiteId(3))).unwrap();
 
+        let secrets = site.root().join("secrets.yml");
+        fs::write(&secrets, "web: {token: t0ken}\n").unwrap();
+        fs::set_permissions(&secrets, fs::Permissions::from_mode(0o600)).unwrap();
+        let locations = "transfer_locations: {web: 'http://data.example.org', open: 'http://data.example.org'}\n  \
+                         credentials_file: secrets.yml";
+        let settings = local.settings_for(SiteId(3)).replace("transfer_locations: {}", locations);
+        fs::write(site.settings_path(), settings).unwrap();
+        let (outcome, text) = check();
+        assert!(
+            outcome.unwrap_err().to_string().contains("\"web\" has a login and is http://data.example.org"),
+            "{text}"
+        );
+        assert!(text.contains("location open is right") && !text.contains("t0ken"), "{text}");
+        fs::write(site.settings_path(), local.settings_for(SiteId(3))).unwrap();
+
+        fs::write(site.root().join("job-template.sh"), "#!/bin/sh\nexec \"{{launcher_cmd}}\"\n").unwrap();
+        let (outcome, _) = check();
+        let error = outcome.unwrap_err().to_string();
+        assert!(error.contains("job-template.sh:2: launcher_cmd stands between quotes"), "{error}");
+
         fs::write(site.root().join("job-template.sh"), "#!/bin/sh\n{{num_node}}\n").unwrap();
         fs::write(site.apps().join("Hello.yml"), "name: Hello\ncommand: echo\nhooks: {preprocess: ./none.sh}\n")
             .unwrap();

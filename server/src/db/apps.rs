@@ -182,7 +182,7 @@ pub async fn update(tx: &mut PgConnection, user: &CurrentUser, id: AppId, patch:
              parameters = coalesce($8, parameters), \
              transfers = coalesce($9, transfers), \
              command = case when $10 then $11 else command end, \
-             hooks = coalesce($12, hooks), \
+             hooks = case when remote is not null and not $17 then hooks else coalesce($12, hooks) end, \
              max_restarts = case when $13 then $14 else max_restarts end, \
              gone = coalesce($16, gone), \
              remote = case when $17 then $18 else remote end, \

@@ -1,6 +1,6 @@
 //! `/apps/` (contract, section 4).
 
-use copal_tests::{LIMIT, World, id, wait_for, world::with};
+use copal_tests::{LIMIT, World, id, stream::EventStream, wait_for, world::with};
 use serde_json::{Value, json};
 
 #[tokio::test]
@@ -123,4 +123,53 @@ async fn a_deleted_app_takes_its_jobs_along() {
     })
     .await;
     world.user.delete(&format!("/apps/{}", world.app)).await.refused(404);
+}
+
+#[tokio::test]
+async fn an_app_of_the_api_waits_for_its_site_and_wakes_the_agent() {
+    let world = World::new().await;
+    let user = &world.user;
+    let other_site = user.site("other").await;
+    let mut stream = EventStream::open(user, "/events/stream?kind=site", None).await;
+    let mut woken = async || stream.next().await.data["site"]["id"].as_i64().unwrap();
+    let remote = json!({"environment": {"N": 4}, "hooks": {"postprocess": "./collect.sh"}, "output": "none"});
+    let app = json!({"site_id": world.site, "name": "Remote", "serialized_class": "", "source_code": "", "command": "true",
+        "remote": remote});
+    let made = user.post("/apps/", &app).await.created();
+    assert_eq!(woken().await, world.site);
+    let path = format!("/apps/{}", id(&made));
+    assert_eq!((&made["remote"]["environment"]["N"], &made["hooks"]["postprocess"]), (&json!("4"), &json!(true)));
+    assert!(made["refusal"].as_str().unwrap().contains("has not written its file yet"), "{made}");
+    let jobs = json!([{"app_id": id(&made), "workdir": "x"}]);
+    user.post("/jobs/", &jobs).await.invalid("app_id");
+
+    // What the agent says holds until something of the App changes.
+    let refusal = async |body: Value| user.put(&path, &body).await.ok()["refusal"].clone();
+    assert_eq!(refusal(json!({"refusal": "no such hook"})).await, "no such hook");
+    assert!(user.post("/jobs/", &jobs).await.invalid("app_id").to_string().contains("no such hook"));
+    assert_eq!(refusal(json!({"refusal": null})).await, Value::Null);
+    let job = user.post("/jobs/", &jobs).await.created();
+    assert_ne!(refusal(json!({"command": "false"})).await, Value::Null);
+    let why = user.get(&format!("/jobs/{}/why", id(&job[0]))).await.ok();
+    assert_eq!(why["reasons"][0]["code"], "remote_app", "{why}");
+    // Which hooks there are is said with the file, and not beside it.
+    let hooks = user.put(&path, &json!({"hooks": {"preprocess": true}})).await.ok()["hooks"].clone();
+    assert_eq!((&hooks["preprocess"], &hooks["postprocess"]), (&json!(false), &json!(true)));
+    for _ in 0..4 {
+        assert_eq!(woken().await, world.site);
+    }
+    user.put(&path, &json!({"remote": {"no_such_field": 1}})).await.invalid("remote");
+
+    // The Site that it leaves is told, too; and those of a file have nothing to be told.
+    let moving = user.post("/apps/", &with(app, &json!({"name": "Moving"}))).await.created();
+    let moving = format!("/apps/{}", id(&moving));
+    user.put(&moving, &json!({"site_id": other_site})).await.ok();
+    let mut sites = [woken().await, woken().await, woken().await];
+    sites.sort_unstable();
+    assert_eq!(sites, [world.site, world.site, other_site]);
+    assert_eq!(user.put(&moving, &json!({"remote": null})).await.ok()["refusal"], Value::Null);
+    assert_eq!(woken().await, other_site);
+    user.delete(&moving).await.deleted();
+    user.delete(&path).await.deleted();
+    assert_eq!(woken().await, world.site);
 }

@@ -4,7 +4,7 @@ use std::{fs, net::TcpStream, os::unix::fs::PermissionsExt};
 
 use copal_tests::{
     cut::Wire,
-    laptop::LIMIT,
+    laptop::{LIMIT, refused},
     process::{describe, free_port},
     python,
     tls::Authority,
@@ -148,6 +148,20 @@ fn a_job_that_is_cancelled_stops_its_transfer() {
         0 => Ok(()),
         left => Err(format!("{left} files; {}", depot.laptop.logs())),
     });
+}
+
+#[test]
+fn a_login_is_not_sent_in_the_clear_to_another_machine() {
+    let locations = [("plain", "http://data.example.org/x")];
+    let depot = Depot::new(&locations, &[]);
+    let path = depot.laptop.site_path().join("secrets.yml");
+    fs::write(&path, "plain: {token: t0ken}\n").unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+    depot.configure(&locations, &["credentials_file: secrets.yml"]);
+    let told = refused(&depot.laptop.try_site(&["site", "sync"]), 1);
+    assert!(told.contains("make it https://") && !told.contains("t0ken"), "{told}");
+    let reason = depot.failure(depot.job("x", &["input=plain:/x"]));
+    assert!(reason.contains("make it https://") && !reason.contains("t0ken"), "{reason}");
 }
 
 #[test]
