@@ -68,10 +68,11 @@ impl Locked {
                 sqlx::query_as(SQL).bind(ids).bind(scope.owner).bind(scope.site).fetch_all(&mut *conn).await?
             }
             Which::OfTransfers(scope, transfers) => {
+                // A transfer's owner is its Job's, and named once: an index by owner would lead through all of theirs.
                 const SQL: &str = concat!(
                     "select ",
                     row_columns!(),
-                    " from jobs where id in (select job_id from transfers where id = any($1) and owner_id = $2) \
+                    " from jobs where id in (select job_id from transfers where id = any($1)) \
                       and owner_id = $2 and ($3::bigint is null or site_id = $3) \
                       and app_id <> all(array(select app_id from deleted_apps where owner_id = $2)) \
                       order by id for no key update"
