@@ -40,6 +40,10 @@ const MAX_GAP: Duration = Duration::from_millis(100);
 /// So few updates are followed at once: little happens.
 const FEW: u32 = 5;
 
+/// With more updates than this undelivered no new Jobs are asked for: they would only make the reports later, and the
+/// launcher larger.
+const MOST_BEHIND: u64 = 2 * MAX_BATCH as u64;
+
 /// What the service made of reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
@@ -118,7 +122,16 @@ impl Reporter {
 
     /// Waits until the service has everything that was reported or given back before this call, or the Session is gone.
     pub fn caught_up(&self) -> impl Future<Output = ()> + Send + 'static {
-        let (goal, mut delivered) = (self.pushed.load(Ordering::Relaxed), self.delivered.clone());
+        self.all_delivered_but(0)
+    }
+
+    /// The same but for what is on its way while the service keeps up.
+    pub fn keeping_up(&self) -> impl Future<Output = ()> + Send + 'static {
+        self.all_delivered_but(MOST_BEHIND)
+    }
+
+    fn all_delivered_but(&self, rest: u64) -> impl Future<Output = ()> + Send + 'static {
+        let (goal, mut delivered) = (self.pushed.load(Ordering::Relaxed).saturating_sub(rest), self.delivered.clone());
         async move { drop(delivered.wait_for(|count| *count >= goal).await) }
     }
 

@@ -39,12 +39,14 @@ impl Pilot {
         let known = self.book.known_apps();
         let (mine, wait) = (lost.then(|| self.book.held()), self.asking.backoff.wait());
         let caught_up = lost.then(|| lease.reporter.caught_up());
+        let keeping_up = lease.reporter.keeping_up();
         tokio::spawn(async move {
             // A Job that ended while the service was away looks as if it had never been started until its end
             // is delivered, and would be taken for one whose acquire was lost.
             if let Some(caught_up) = caught_up {
                 caught_up.await;
             }
+            keeping_up.await;
             let answer = match asker.ask(&question, |id| known.contains(&id), mine.as_ref()).await {
                 Ok((jobs, names)) => Heard::Acquired(asker.session_id, jobs, names),
                 Err(error) if session::is_ended(&error) => Heard::Ended(asker.session_id),

@@ -200,7 +200,8 @@ mod tests {
             spawn(&Spec { argv: &argv, workdir, env: &env, unset: &[], output, group: Some(&group), is_bound: false })
                 .unwrap();
         heard.read_exact(&mut [0]).unwrap();
-        assert!(group.pids().len() >= 3, "{:?}", group.pids());
+        // The two shells; whether their naps have begun is chance.
+        assert!(group.pids().len() >= 2, "{:?}", group.pids());
         assert!(group.used().cpu_sec.unwrap() > 0.0);
         group.kill();
         reap(leader).unwrap();
