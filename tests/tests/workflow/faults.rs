@@ -35,6 +35,8 @@ fn a_killed_launcher_loses_no_job_and_leaves_no_process() {
     let job = laptop.job(&["-a", "Once", "-w", "once"]);
     laptop.allocation("serial", 10);
     let pid = laptop.wait_file("once", "pid").trim().to_owned();
+    // A start may be told a moment later, together with the end.
+    laptop.wait_state(job, "RUNNING");
     let killed = Instant::now();
     kill_all(&laptop.pids("copal-launcher --site"));
     wait_blocking("the job to be RUN_TIMEOUT", Duration::from_secs(15), || match laptop.history(job) {
