@@ -254,7 +254,7 @@ impl Bench {
         self.stage.settings(&json!({"cpus_per_node": cpus(), "idle_ttl_sec": 600}));
         let launcher = self.stage.launch("serial");
         let used = |launcher: &Launcher| {
-            let workers: f64 = launcher.workers().into_iter().map(memory_mib).sum();
+            let workers: f64 = launcher.workers().into_iter().chain(launcher.guards()).map(memory_mib).sum();
             (memory_mib(launcher.pid()), workers)
         };
         let mut first = None;
@@ -266,8 +266,9 @@ impl Bench {
         }
         let ((head, worker), (first_head, first_worker)) = (used(&launcher), first.expect("it was taken"));
         launcher.stop();
-        let raw =
-            format!("head {first_head:.1} MiB, then {head:.1} MiB; worker {first_worker:.1} MiB, then {worker:.1} MiB");
+        let raw = format!(
+            "head {first_head:.1} MiB, then {head:.1} MiB; worker and guard {first_worker:.1} MiB, then {worker:.1} MiB"
+        );
         let ratio = (head + worker) / (first_head + first_worker);
         self.table.at_most(format!("memory after {count} Jobs against after 1,000"), ratio, 1.2, "", raw);
     }

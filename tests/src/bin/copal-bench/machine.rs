@@ -36,6 +36,11 @@ impl Snapshot {
         self.processes.values().filter(|process| process.parent == pid).collect()
     }
 
+    /// The workers of a launcher's head, each of which is below its guard.
+    pub(crate) fn workers(&self, head: i32) -> Vec<&Process> {
+        self.children(head).into_iter().flat_map(|guard| self.children(guard.pid)).collect()
+    }
+
     /// The main process of Postgres whose data are below a folder.
     pub(crate) fn postmaster(&self, folder: &std::path::Path) -> i32 {
         let is_it = |process: &&Process| {

@@ -193,7 +193,7 @@ impl Stage {
         // Where the home is closed to Postgres's user, the data are behind a link.
         let data = fs::canonicalize(self.programs.home().join(".copal/postgres")).expect("the service's Postgres");
         let head = launcher.pid();
-        let workers = now.children(head);
+        let workers = now.workers(head);
         Split {
             server: now.process(self.server.pid()).own_sec,
             postgres: now.tree_sec(now.postmaster(&data)),
@@ -249,6 +249,11 @@ impl Launcher {
 
     /// Its workers.
     pub(crate) fn workers(&self) -> Vec<i32> {
+        Snapshot::take().workers(self.pid()).iter().map(|process| process.pid).collect()
+    }
+
+    /// Their guards.
+    pub(crate) fn guards(&self) -> Vec<i32> {
         Snapshot::take().children(self.pid()).iter().map(|process| process.pid).collect()
     }
 
