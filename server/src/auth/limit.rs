@@ -47,15 +47,23 @@ impl Begun {
 /// 429 when there was too much.
 pub(crate) async fn count(pool: &PgPool, begun: Begun, address: Option<IpAddr>) -> ApiResult<()> {
     let (subject, limit, name) = begun.limit();
+    let subject = format!("{subject} {}", text(address));
+    admit(pool, [(subject, limit)], &format!("{name} from this address")).await.map(drop)
+}
+
+/// Counts an attempt for each of these subjects, each of which has a limit.
+async fn admit<const N: usize>(pool: &PgPool, limits: [(String, i64); N], what: &str) -> ApiResult<Attempt> {
+    let (subjects, limits): (Vec<String>, Vec<i64>) = limits.into_iter().unzip();
     let mut connection = pool.acquire().await?;
-    let subjects = [format!("{subject} {}", text(address))];
     let (ids, counts) = db::users::count_login_attempt(&mut connection, &subjects, WINDOW).await?;
-    if counts.iter().all(|count| *count < limit) {
-        return Ok(());
+    if counts.iter().zip(limits).all(|(count, limit)| *count < limit) {
+        return Ok(Attempt(ids));
     }
+    // A refused attempt tells nothing and does not count: a client that tries again and again
+    // is let in once its earlier attempts are forgotten.
     db::users::forget_login_attempt(&mut connection, &ids).await?;
     let minutes = WINDOW.as_secs() / 60;
-    Err(ApiError::rate_limited(format!("too many {name} from this address; try again in {minutes} minutes"), WINDOW))
+    Err(ApiError::rate_limited(format!("too many {what}; try again in {minutes} minutes"), WINDOW))
 }
 
 fn text(address: Option<IpAddr>) -> String {
@@ -72,21 +80,12 @@ pub(crate) struct Attempt(Vec<i64>);
 /// 429 when there were too many.
 pub(crate) async fn begin(pool: &PgPool, username: &str, address: Option<IpAddr>) -> ApiResult<Attempt> {
     let address = text(address);
-    let subjects = [format!("both {address} {username}"), format!("user {username}"), format!("address {address}")];
-    let mut connection = pool.acquire().await?;
-    let (ids, counts) = db::users::count_login_attempt(&mut connection, &subjects, WINDOW).await?;
-    let limits = [PER_USER_AND_ADDRESS, PER_USER, PER_ADDRESS];
-    let attempt = Attempt(ids);
-    if counts.iter().zip(limits).any(|(count, limit)| *count >= limit) {
-        // A refused attempt tells nothing and does not count: a client that tries again and again
-        // is let in once its earlier attempts are forgotten.
-        db::users::forget_login_attempt(&mut connection, &attempt.0).await?;
-        return Err(ApiError::rate_limited(
-            format!("too many failed logins; try again in {} minutes", WINDOW.as_secs() / 60),
-            WINDOW,
-        ));
-    }
-    Ok(attempt)
+    let limits = [
+        (format!("both {address} {username}"), PER_USER_AND_ADDRESS),
+        (format!("user {username}"), PER_USER),
+        (format!("address {address}"), PER_ADDRESS),
+    ];
+    admit(pool, limits, "failed logins").await
 }
 
 impl Attempt {

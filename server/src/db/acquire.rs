@@ -91,26 +91,31 @@ pub async fn acquire(
     let in_order = Candidates::in_order(&tagged, kinds_matter);
     let mut jobs = Vec::new();
     // Several sets have no order of their own that could be looked at.
-    if !kinds_matter || matches!(in_order, Candidates::InOrder { .. }) {
+    let has_looked = !kinds_matter || matches!(in_order, Candidates::InOrder { .. });
+    if has_looked {
         jobs = claim(&mut *conn, scope, session, wanted, &in_order).await?;
     }
     if !jobs.is_empty() {
         return Ok(Acquired::Jobs(jobs));
     }
-    let site = sessions::get(&mut *conn, scope, session).await?.site_id;
+    let holder = sessions::get(&mut *conn, scope, session).await?;
     if kinds_matter {
         let (sets, odd) = match &tagged {
             Tagged::In(Matching { sets, odd }) => (Some(sets.as_slice()), *odd),
             Tagged::All | Tagged::ByRow => (None, Odd::None),
         };
         let order = Order::of(wanted).columns();
-        let candidates = match kinds::fitting(&mut *conn, scope, site, wanted, order, sets).await? {
+        let candidates = match kinds::fitting(&mut *conn, scope, holder, wanted, order, sets).await? {
+            // Nothing can fit, and the look was the sign of life.
+            Some(kinds) if has_looked && kinds.is_empty() && odd == Odd::None => {
+                return Ok(Acquired::Nothing(holder.site_id));
+            }
             Some(kinds) => Candidates::Best(Groups::Kinds(kinds), odd),
             None => Candidates::in_order(&tagged, false),
         };
         jobs = claim(conn, scope, session, wanted, &candidates).await?;
     }
-    Ok(if jobs.is_empty() { Acquired::Nothing(site) } else { Acquired::Jobs(jobs) })
+    Ok(if jobs.is_empty() { Acquired::Nothing(holder.site_id) } else { Acquired::Jobs(jobs) })
 }
 
 async fn claim(

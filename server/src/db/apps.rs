@@ -216,7 +216,8 @@ pub async fn update(tx: &mut PgConnection, user: &CurrentUser, id: AppId, patch:
     .await
     .on_constraint("apps_site_name_key", || name_taken(patch.name.as_deref().unwrap_or("of that name")))?;
     let app = row.map(|row| row.0).ok_or_else(|| no_app(id))?;
-    if app.remote.is_some() || patch.remote.is_some() {
+    let is_agents = patch.refusal.is_some();
+    if !is_agents && (app.remote.is_some() || patch.remote.is_some()) {
         feed::site_changed(&mut *tx, user.id, app.site_id).await?;
         if let Some(left) = left {
             feed::site_changed(tx, user.id, left).await?;

@@ -3,10 +3,10 @@
 //! is that of priority and age. So an acquire for which the first Jobs in its order are no use goes from kind to kind,
 //! in one index, and not through the Jobs of kinds that do not fit.
 
-use copal_schemas::{SiteId, job_state::RUNNABLE, session::Acquire};
+use copal_schemas::{job_state::RUNNABLE, session::Acquire};
 use sqlx::{FromRow, PgConnection, Postgres, QueryBuilder};
 
-use super::scope::Scope;
+use super::{scope::Scope, sessions::Holder};
 use crate::error::ApiResult;
 
 /// The most kinds that are looked at. A Site with more, where nearly each Job has minutes of its own, is read in order.
@@ -90,7 +90,7 @@ fn push_minutes_fit(sql: &mut QueryBuilder<Postgres>, wanted: &Acquire) {
     }
 }
 
-/// The kinds that fit at a Site, within these tag sets or in all, the best first in an order of acquire; as many as Jobs are
+/// The kinds that fit at a Session's Site, within these tag sets or in all, the best first in an order of acquire; as many as Jobs are
 /// wanted, since more could not add to the best. `None` where there are too many to look at.
 ///
 /// # Errors
@@ -98,7 +98,7 @@ fn push_minutes_fit(sql: &mut QueryBuilder<Postgres>, wanted: &Acquire) {
 pub async fn fitting(
     conn: &mut PgConnection,
     scope: Scope,
-    site: SiteId,
+    holder: Holder,
     wanted: &Acquire,
     order: &str,
     sets: Option<&[i64]>,
@@ -115,17 +115,17 @@ pub async fn fitting(
             sql.push("select k.* from unnest(")
                 .push_bind(sets.to_vec())
                 .push("::bigint[]) as s(set) cross join lateral (");
-            push_first(&mut sql, scope, site, wanted);
+            push_first(&mut sql, scope, holder, wanted);
             sql.push(" and tag_set = s.set");
         }
         None => {
             sql.push("select k.* from (");
-            push_first(&mut sql, scope, site, wanted);
+            push_first(&mut sql, scope, holder, wanted);
         }
     }
     // The next kind, beyond all that do not fit for the same reason as this one.
     sql.push(BY_KIND).push(") k union all select k.* from walk w cross join lateral (");
-    push_first(&mut sql, scope, site, wanted);
+    push_first(&mut sql, scope, holder, wanted);
     // An equality beside a comparison that begins with the same column would be all that the index is entered by.
     sql.push(match sets {
         Some(_) => " and tag_set = w.tag_set and (",
@@ -163,7 +163,7 @@ const BY_KIND: &str = " order by tag_set, app_id, num_nodes, ranks_per_node, wal
      priority desc, id limit 1";
 
 /// A Job and how far its kind fits: 0 by neither App and nodes, 1 not by its ranks, 2 not by its minutes, 3 in all.
-fn push_first(sql: &mut QueryBuilder<Postgres>, scope: Scope, site: SiteId, wanted: &Acquire) {
+fn push_first(sql: &mut QueryBuilder<Postgres>, scope: Scope, holder: Holder, wanted: &Acquire) {
     sql.push("select tag_set, app_id, num_nodes, ranks_per_node, wall_time_min, node_packing_count, priority, id, case when not (true");
     scope.push_visible(sql, "jobs");
     push_app_and_nodes_fit(sql, wanted);
@@ -172,5 +172,10 @@ fn push_first(sql: &mut QueryBuilder<Postgres>, scope: Scope, site: SiteId, want
     sql.push(") then 1 when not (true");
     push_minutes_fit(sql, wanted);
     sql.push(") then 2 else 3 end as fits from jobs where session_id is null ");
-    sql.push("and state in ('PREPROCESSED', 'RESTART_READY') and site_id = ").push_bind(site);
+    sql.push("and state in ('PREPROCESSED', 'RESTART_READY') and site_id = ").push_bind(holder.site_id);
+    if holder.has_refusals {
+        // A kind all of whose Jobs the Session gave back would take the place of one that it can have.
+        sql.push(" and not exists (select from job_refusals r where r.session_id = ").push_bind(holder.id);
+        sql.push(" and r.job_id = jobs.id)");
+    }
 }

@@ -168,7 +168,7 @@ pub async fn update_one(
     patch: TransferPatch,
 ) -> ApiResult<TransferItem> {
     get(&mut *conn, scope, id).await?;
-    let updated = update_many(conn, scope, vec![TransferPatchItem { id, patch }]).await?.pop();
+    let updated = update_many(conn, scope, &[TransferPatchItem { id, patch }]).await?.pop();
     updated.ok_or_else(|| ApiError::not_found(format!("transfer {id}")))
 }
 
@@ -192,7 +192,8 @@ pub async fn update_matching(
             format!("more than {MAX_BULK} transfers match; narrow the filter and update them in parts"),
         ));
     }
-    update_many(conn, scope, ids.into_iter().map(|id| TransferPatchItem { id, patch: patch.clone() }).collect()).await
+    let items: Vec<_> = ids.into_iter().map(|id| TransferPatchItem { id, patch: patch.clone() }).collect();
+    update_many(conn, scope, &items).await
 }
 
 /// Updates transfers as [`update`] does, and gives them as they are then, in the order of the items.
@@ -202,9 +203,9 @@ pub async fn update_matching(
 pub async fn update_many(
     conn: &mut PgConnection,
     scope: Scope,
-    items: Vec<TransferPatchItem>,
+    items: &[TransferPatchItem],
 ) -> ApiResult<Vec<TransferItem>> {
-    update(&mut *conn, scope, &items).await?;
+    update(&mut *conn, scope, items).await?;
     let ids: Vec<TransferId> = items.iter().map(|item| item.id).collect();
     get_in_order(conn, scope, &ids).await
 }

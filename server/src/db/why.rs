@@ -80,9 +80,8 @@ async fn read_site(conn: &mut PgConnection, job: &Job) -> ApiResult<SiteRow> {
 
 /// What the Site's agent says of an App that is made through the API and that it does not run.
 async fn refused_app(conn: &mut PgConnection, job: &Job) -> ApiResult<Option<WhyReason>> {
-    const SQL: &str = "select a.name, a.refusal from job_details d join apps a on a.id = d.app_id \
-         where d.job_id = $1 and a.refusal is not null";
-    let refused: Option<(String, String)> = sqlx::query_as(SQL).bind(job.id).fetch_optional(conn).await?;
+    const SQL: &str = "select name, refusal from apps where id = $1 and refusal is not null";
+    let refused: Option<(String, String)> = sqlx::query_as(SQL).bind(job.app_id).fetch_optional(conn).await?;
     Ok(refused
         .map(|(name, refusal)| reason(WhyCode::RemoteApp, format!("the Site does not run the App {name}: {refusal}"))))
 }

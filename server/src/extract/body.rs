@@ -27,15 +27,15 @@ pub(super) async fn read(request: &HttpRequest, payload: &mut Payload, limit_byt
         return Err(ApiError::body_too_large(limit_bytes));
     }
     let broken = |msg: String| ApiError::invalid_at(vec!["body".into()], msg);
-    let patience = request.app_data::<Data<Shared>>().map(|shared| shared.config.client_timeout);
+    let Some(shared) = request.app_data::<Data<Shared>>() else {
+        return Err(ApiError::internal(anyhow::anyhow!("a body is read where there is no shared data")));
+    };
+    let patience = shared.config.client_timeout;
     let mut body = BytesMut::with_capacity(announced.unwrap_or(FIRST_BYTES).min(FIRST_BYTES));
     loop {
-        let next = match patience {
-            Some(patience) => timeout(patience, payload.next()).await.map_err(|_| {
-                broken(format!("the rest of the body did not come within {} s", patience.as_secs_f64()))
-            })?,
-            None => payload.next().await,
-        };
+        let next = timeout(patience, payload.next())
+            .await
+            .map_err(|_| broken(format!("the rest of the body did not come within {} s", patience.as_secs_f64())))?;
         let Some(chunk) = next else { return Ok(body) };
         let chunk = chunk.map_err(|error| broken(error.to_string()))?;
         if body.len() + chunk.len() > limit_bytes {

@@ -1,6 +1,6 @@
 //! Rules that several kinds of bodies share.
 
-use copal_schemas::problem::FieldError;
+use copal_schemas::{problem::FieldError, session::MAX_WAIT_SEC};
 use serde_json::Value;
 
 use crate::error::{ApiError, ApiResult};
@@ -23,6 +23,12 @@ pub(super) fn name(place: &[&str], name: &str, errors: &mut Vec<FieldError>) {
         }
         _ => {}
     }
+}
+
+/// What is wrong with the seconds that a request may wait for news.
+pub(super) fn wait(wait_sec: f64) -> Option<String> {
+    let is_right = (0.0..=MAX_WAIT_SEC).contains(&wait_sec);
+    (!is_right).then(|| format!("{wait_sec} is not between 0 and {MAX_WAIT_SEC}"))
 }
 
 /// What is wrong with a longer text.

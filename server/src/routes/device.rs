@@ -219,7 +219,6 @@ fn page(status: StatusCode, content: &Content<'_>) -> HttpResponse {
         // The address has the code.
         .insert_header(("referrer-policy", "no-referrer"))
         .insert_header(("x-content-type-options", "nosniff"))
-        .insert_header(("referrer-policy", "no-referrer"))
         .body(body)
 }
 

@@ -8,13 +8,12 @@ use copal_schemas::{
     SessionId,
     job::Job,
     page::{MAX_BULK, Page},
-    problem::{FieldError, Problem},
-    session::{
-        Acquire, MAX_ACQUIRE, MAX_WAIT_SEC, Session, SessionCreate, Signals, SignalsQuery, Updates, UpdatesAnswer,
-    },
+    problem::Problem,
+    session::{Acquire, MAX_ACQUIRE, MAX_WAIT_SEC, Session, SessionCreate, Signals, Updates, UpdatesAnswer},
 };
 use tokio::time::{Instant, sleep_until};
 
+use super::check;
 use crate::{
     app::Shared,
     db::{self, acquire::Acquired, job_checks},
@@ -148,19 +147,17 @@ pub(super) async fn acquire_jobs(
 
 fn check_acquire(wanted: &Acquire) -> ApiResult<()> {
     let mut errors = Vec::new();
-    let mut wrong = |field: &str, msg: String| {
-        errors.push(FieldError { loc: vec!["body".into(), field.into()], msg });
-    };
+    let mut wrong = |field: &str, msg: String| errors.push(check::error(&[field], msg));
     if !(1..=MAX_ACQUIRE).contains(&wanted.max_num_jobs) {
         wrong("max_num_jobs", format!("{} is not between 1 and {MAX_ACQUIRE}", wanted.max_num_jobs));
     }
     if let Some(nodes) = wanted.max_aggregate_nodes.filter(|nodes| !nodes.is_finite()) {
         wrong("max_aggregate_nodes", format!("{nodes} is no number of nodes"));
     }
-    if !wanted.wait_sec.is_finite() || wanted.wait_sec < 0.0 {
-        wrong("wait_sec", format!("{} is not between 0 and {MAX_WAIT_SEC}", wanted.wait_sec));
+    if let Some(msg) = check::wait(wanted.wait_sec) {
+        wrong("wait_sec", msg);
     }
-    if errors.is_empty() { Ok(()) } else { Err(ApiError::invalid(errors)) }
+    check::finish((), errors)
 }
 
 /// A request may wait as long as it asks, but for no longer than half a lease: asking is a
@@ -225,10 +222,9 @@ pub(super) async fn get_signals(
     id: PathId<SessionId>,
     query: QueryParams,
 ) -> ApiResult<HttpResponse> {
-    let SignalsQuery { wait_sec } = SignalsQuery { wait_sec: query.parsed("wait_sec")?.unwrap_or(0.0) };
-    if !wait_sec.is_finite() || wait_sec < 0.0 {
-        let loc = vec!["query".into(), "wait_sec".into()];
-        return Err(ApiError::invalid_at(loc, format!("{wait_sec} is not between 0 and {MAX_WAIT_SEC}")));
+    let wait_sec: f64 = query.parsed("wait_sec")?.unwrap_or(0.0);
+    if let Some(msg) = check::wait(wait_sec) {
+        return Err(ApiError::invalid_at(vec!["query".into(), "wait_sec".into()], msg));
     }
     // Heard from before the look on, so that nothing falls between.
     let mut heard = shared.feed.signals();

@@ -7,12 +7,12 @@ use actix_web::{HttpResponse, web};
 use copal_schemas::{
     SiteId,
     page::MAX_BULK,
-    problem::{FieldError, Problem},
-    session::MAX_WAIT_SEC,
+    problem::Problem,
     transfer::{DueTransfer, TransferClaim, TransferState},
 };
 use tokio::time::{Instant, sleep_until};
 
+use super::check;
 use crate::{
     app::Shared,
     db,
@@ -46,8 +46,7 @@ pub(crate) async fn list_due_transfers(
         states.push(TransferState::Pending);
     }
     let wait: f64 = query.parsed("wait_sec")?.unwrap_or(0.0);
-    if !(0.0..=MAX_WAIT_SEC).contains(&wait) {
-        let msg = format!("{wait} is not between 0 and {MAX_WAIT_SEC}");
+    if let Some(msg) = check::wait(wait) {
         return Err(ApiError::invalid_at(vec!["query".into(), "wait_sec".into()], msg));
     }
     let limit = query.paging()?.limit;
@@ -80,19 +79,17 @@ pub(crate) async fn claim_due_transfers(
 
 fn check_claim(claim: &TransferClaim) -> ApiResult<()> {
     let mut errors = Vec::new();
-    let mut wrong = |field: &str, msg: String| {
-        errors.push(FieldError { loc: vec!["body".into(), field.into()], msg });
-    };
+    let mut wrong = |field: &str, msg: String| errors.push(check::error(&[field], msg));
     if claim.task_id.is_empty() || claim.task_id.chars().count() > MAX_TASK_ID || claim.task_id.contains('\0') {
         wrong("task_id", format!("a name of 1 to {MAX_TASK_ID} characters is needed"));
     }
     if !(1..=MAX_BULK as i64).contains(&claim.limit) {
         wrong("limit", format!("{} is not between 1 and {MAX_BULK}", claim.limit));
     }
-    if !(0.0..=MAX_WAIT_SEC).contains(&claim.wait_sec) {
-        wrong("wait_sec", format!("{} is not between 0 and {MAX_WAIT_SEC}", claim.wait_sec));
+    if let Some(msg) = check::wait(claim.wait_sec) {
+        wrong("wait_sec", msg);
     }
-    if errors.is_empty() { Ok(()) } else { Err(ApiError::invalid(errors)) }
+    check::finish((), errors)
 }
 
 /// What a look finds as soon as it finds something; nothing when there is nothing for so many seconds.

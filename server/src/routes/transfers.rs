@@ -115,8 +115,7 @@ pub(super) async fn update_transfers(
         return Ok(HttpResponse::NoContent().insert_header(("Preference-Applied", MINIMAL)).finish());
     }
     let transfers =
-        db::transact(&shared.pool, async |tx| db::transfers::update_many(tx, (&user).into(), items.clone()).await)
-            .await?;
+        db::transact(&shared.pool, async |tx| db::transfers::update_many(tx, (&user).into(), &items).await).await?;
     Ok(HttpResponse::Ok().json(transfers))
 }
 

@@ -57,6 +57,22 @@ async fn a_job_that_was_given_back_goes_to_others_only_and_says_why() {
     assert_eq!(told.iter().map(|(code, _)| code.as_str()).collect::<Vec<_>>(), ["no_allocation", "shape"], "{told:?}");
 }
 
+/// What it gave back is the best of its kind, and comes behind many that do not fit at all.
+#[tokio::test]
+async fn a_kind_that_was_given_back_hides_no_other() {
+    let world = World::new().await;
+    let job = |workdir: &str, priority: i64, minutes: i64| json!({"app_id": world.plain, "workdir": workdir, "parameters": {}, "priority": priority, "wall_time_min": minutes});
+    world.user.post("/job-arrays/", &json!({"last": 249, "job": job("long/{index}", 5, 600)})).await.created();
+    let made = world.user.post("/jobs/", &json!([job("best", 1, 5), job("next", 0, 6)])).await.created();
+    let (best, next) = (id(&made[0]), id(&made[1]));
+    let session = world.session().await;
+    let one = json!({"max_num_jobs": 1, "max_wall_time_min": 60});
+    assert_eq!(ids(&world.user.acquire(session, &one).await), [best]);
+    release(&world, session, &[best], "too little memory").await;
+    assert_eq!(ids(&world.user.acquire(session, &one).await), [next]);
+    assert!(world.user.acquire(session, &one).await.is_empty());
+}
+
 /// What an elastic queue asks: which Jobs would more of these nodes start?
 #[tokio::test]
 async fn jobs_that_no_node_of_a_queue_can_hold_can_be_left_out() {
