@@ -4,6 +4,8 @@
 mod rules;
 mod shell;
 
+pub use shell::quote;
+
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},

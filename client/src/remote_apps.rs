@@ -28,15 +28,6 @@ const NOTE: &str = "# Its owner changes it there. A file that is changed here is
 /// Commands and environments are nobody else's business.
 const MODE: u32 = 0o600;
 
-/// The sentence that Jobs of such an App are given where the settings don't allow it.
-#[must_use]
-pub fn not_allowed(name: &str) -> String {
-    format!(
-        "the Site takes no Apps that are made through the API; set `allow_remote_apps: true` in its settings.yml and run \
-         `copal site sync`, or write apps/{name}.yml and run `copal app sync`"
-    )
-}
-
 /// The App that a file was made for; `None` for the Site's own files.
 #[must_use]
 pub fn made_for(path: &Path) -> Option<AppId> {
@@ -127,14 +118,7 @@ fn digest(text: &str) -> String {
 
 /// Hooks are programs that the Site's owner put into `apps/`, not any program of the machine.
 fn check_hooks(site: &SiteDir, hooks: &Hooks) -> Result<(), String> {
-    let all = [
-        ("preprocess", &hooks.preprocess),
-        ("postprocess", &hooks.postprocess),
-        ("handle_error", &hooks.handle_error),
-        ("handle_timeout", &hooks.handle_timeout),
-    ];
-    for (name, program) in all {
-        let Some(program) = program else { continue };
+    for (name, program) in hooks.programs() {
         let is_there = program.contains('/') && is_program_within(&site.apps(), program);
         if !is_there {
             return Err(format!(

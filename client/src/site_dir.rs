@@ -158,12 +158,6 @@ impl SiteDir {
         Ok((apps, errors))
     }
 
-    /// The folder of a Job, from its checked workdir.
-    #[must_use]
-    pub fn workdir(&self, workdir: &str) -> PathBuf {
-        self.data().join(workdir)
-    }
-
     /// The folder of a Job whose workdir the service gives. It is always one below `data/`, whatever the service says.
     ///
     /// # Errors

@@ -54,6 +54,18 @@ pub struct Hooks {
 }
 
 impl Hooks {
+    /// The programs of those that are declared, each with its name.
+    pub fn programs(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        [
+            ("preprocess", &self.preprocess),
+            ("postprocess", &self.postprocess),
+            ("handle_error", &self.handle_error),
+            ("handle_timeout", &self.handle_timeout),
+        ]
+        .into_iter()
+        .filter_map(|(name, program)| Some((name, program.as_deref()?)))
+    }
+
     /// Which hooks are declared.
     #[must_use]
     pub fn declared(&self) -> AppHooks {

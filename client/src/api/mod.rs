@@ -31,6 +31,11 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(6);
 /// How long an answer may take, beyond what the request itself asks to wait.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 
+/// How long to wait for the answer to a call that the service may hold for so many seconds.
+fn patience(wait_sec: f64) -> Duration {
+    ANSWER_TIMEOUT + Duration::from_secs_f64(wait_sec.clamp(0.0, 60.0))
+}
+
 /// A call that did not succeed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {

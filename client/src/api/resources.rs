@@ -17,7 +17,7 @@ use copal_schemas::{
 use reqwest::Method;
 use uuid::Uuid;
 
-use super::{ANSWER_TIMEOUT, Client, ClientError};
+use super::{Client, ClientError, patience};
 
 /// How long a million Jobs may take to be made.
 const ARRAY_TIMEOUT: Duration = Duration::from_secs(900);
@@ -397,7 +397,7 @@ impl Client {
         pairs.extend(direction.map(|direction| ("direction", spelled(serde_json::json!(direction)))));
         Ok(self.get::<Page<TransferItem>>("transfers/", &pairs).await?.results)
     }
-    /// The transfers of a Site in these states that a Job waits for now; waits up to `wait_sec` for the first.
+    /// The transfers of a Site in these states that a Job waits for now.
     ///
     /// # Errors
     /// [`ClientError`]
@@ -406,14 +406,11 @@ impl Client {
         site_id: SiteId,
         states: &[TransferState],
         limit: usize,
-        wait_sec: f64,
     ) -> Result<Vec<DueTransfer>, ClientError> {
         let spelled = |state: &TransferState| serde_json::json!(state).as_str().unwrap_or_default().to_owned();
-        let mut pairs: Pairs =
-            vec![("site_id", site_id.to_string()), ("limit", limit.to_string()), ("wait_sec", wait_sec.to_string())];
+        let mut pairs: Pairs = vec![("site_id", site_id.to_string()), ("limit", limit.to_string())];
         pairs.extend(states.iter().map(|state| ("state", spelled(state))));
-        let request = self.request(Method::GET, "transfers/due").query(&pairs);
-        self.fetch(request.timeout(ANSWER_TIMEOUT + Duration::from_secs_f64(wait_sec.clamp(0.0, 60.0)))).await
+        self.get("transfers/due", &pairs).await
     }
     /// The transfers of a Job.
     ///
@@ -436,7 +433,7 @@ impl Client {
     /// [`ClientError`]
     pub async fn claim_transfers(&self, claim: &TransferClaim) -> Result<Vec<DueTransfer>, ClientError> {
         let request = self.request(Method::POST, "transfers/due").json(claim);
-        self.fetch(request.timeout(ANSWER_TIMEOUT + Duration::from_secs_f64(claim.wait_sec.clamp(0.0, 60.0)))).await
+        self.fetch(request.timeout(patience(claim.wait_sec))).await
     }
     /// Changes transfers, each in its own way, all or none.
     ///

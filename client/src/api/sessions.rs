@@ -1,7 +1,5 @@
 //! Calls of a lease's holder: the launcher and the agent.
 
-use std::time::Duration;
-
 use copal_schemas::{
     BatchJobId, SessionId, SiteId,
     job::Job,
@@ -10,7 +8,7 @@ use copal_schemas::{
 };
 use reqwest::Method;
 
-use super::{ANSWER_TIMEOUT, Client, ClientError};
+use super::{Client, ClientError, patience};
 
 impl Client {
     /// Opens a Session.
@@ -39,7 +37,7 @@ impl Client {
     /// `session_ended` when the Session is gone.
     pub async fn acquire(&self, id: SessionId, wanted: &Acquire) -> Result<Vec<Job>, ClientError> {
         let request = self.request(Method::POST, &format!("sessions/{id}")).json(wanted);
-        self.fetch(request.timeout(ANSWER_TIMEOUT + Duration::from_secs_f64(wanted.wait_sec.clamp(0.0, 60.0)))).await
+        self.fetch(request.timeout(patience(wanted.wait_sec))).await
     }
 
     /// Reports state changes of held Jobs.
@@ -56,7 +54,7 @@ impl Client {
     /// `session_ended` when the Session is gone.
     pub async fn signals(&self, id: SessionId, wait_sec: f64) -> Result<Signals, ClientError> {
         let request = self.request(Method::GET, &format!("sessions/{id}/signals")).query(&SignalsQuery { wait_sec });
-        self.fetch(request.timeout(ANSWER_TIMEOUT + Duration::from_secs_f64(wait_sec.clamp(0.0, 60.0)))).await
+        self.fetch(request.timeout(patience(wait_sec))).await
     }
 
     /// Tells the service that the holder lives.

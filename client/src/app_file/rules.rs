@@ -103,15 +103,9 @@ fn check_slot(field: &str, name: &str, slot: &TransferSlot) -> Result<(), Mistak
 }
 
 fn check_hooks(hooks: &Hooks) -> Result<(), Mistake> {
-    let all = [
-        ("hooks.preprocess", &hooks.preprocess),
-        ("hooks.postprocess", &hooks.postprocess),
-        ("hooks.handle_error", &hooks.handle_error),
-        ("hooks.handle_timeout", &hooks.handle_timeout),
-    ];
-    for (field, program) in all {
-        let Some(program) = program else { continue };
-        no_nul(field, program)?;
+    for (name, program) in hooks.programs() {
+        let field = format!("hooks.{name}");
+        no_nul(&field, program)?;
         if program.trim().is_empty() {
             return Err(wrong(field, "it is empty; name a program, such as ./collect.sh in apps/"));
         }

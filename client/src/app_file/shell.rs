@@ -2,7 +2,8 @@
 //! a word or a command. Which values there are is `app_file.rs`'s.
 //!
 //! The engine marks where a value stands, and the rendered text is read once as Bash reads it. Where Bash would read a
-//! quoted value once more, or where only Bash itself could tell what it would do, no value may stand.
+//! quoted value once more, or where only Bash itself could tell what it would do, no value may stand. What a program or a
+//! builtin such as `eval` makes of a word is not to be seen here; docs/APPS.md warns of it.
 
 /// Stands on both sides of a value until it is quoted. No command and no value has it.
 const MARK: char = '\0';
@@ -61,7 +62,7 @@ enum Place {
 const INNER: &str = "a value stands within or after a ${…}, `…` or \"$(…)\" that is not simple; \
                      give it to a variable of the shell first, as in v={{x}}, and write \"$v\"";
 const ARITHMETIC: &str = "a value stands in or after an arithmetic expression, which could run it; \
-                          give it to a variable of the shell before that, as in v={{x}}";
+                          make it a number before that, as in printf -v n %d {{x}}, and write $((n))";
 const HERE: &str = "a value stands in or after a here-document; \
                     give it to a variable of the shell before that, as in v={{x}}, and write $v";
 const COMMENT: &str = "a value stands in a comment; take it out";
@@ -91,7 +92,11 @@ impl Default for Reader {
 impl Reader {
     fn read(&mut self, letter: char) {
         if std::mem::take(&mut self.escaped) {
-            self.last = 'x';
+            // A backslash at the end of a line is as if neither were there (bash(1), QUOTING).
+            if letter != '\n' || self.place == Place::Escapes {
+                self.note_here_document();
+                self.last = 'x';
+            }
             return;
         }
         match &mut self.place {
@@ -120,20 +125,26 @@ impl Reader {
             }
             Place::Single | Place::Escapes | Place::Comment | Place::Lost(_) => {}
         }
-        // Two dollar signs are the number of the process, and mean nothing to what follows.
-        self.last = if letter == '$' && self.last == '$' { 'x' } else { letter };
+        if !self.escaped {
+            // Two dollar signs are the number of the process, and mean nothing to what follows.
+            self.last = if letter == '$' && self.last == '$' { 'x' } else { letter };
+        }
     }
 
     fn read_plain(&mut self, letter: char) {
-        if letter == '<' {
-            self.angles += 1;
-            return;
+        match letter {
+            '\\' => {
+                self.escaped = true;
+                return;
+            }
+            '<' => {
+                self.angles += 1;
+                return;
+            }
+            _ => self.note_here_document(),
         }
-        // Three are a here-string, which is a word like any other.
-        self.here |= std::mem::take(&mut self.angles) == 2;
         let starts_word = self.last.is_whitespace() || ";&|()<>".contains(self.last);
         match letter {
-            '\\' => self.escaped = true,
             '\'' if self.last == '$' => self.place = Place::Escapes,
             '\'' => self.place = Place::Single,
             '"' => self.place = Place::Double,
@@ -145,6 +156,11 @@ impl Reader {
             '\n' => self.read_line_end(),
             _ => {}
         }
+    }
+
+    /// Three are a here-string, which is a word like any other.
+    fn note_here_document(&mut self) {
+        self.here |= std::mem::take(&mut self.angles) == 2;
     }
 
     fn read_line_end(&mut self) {
@@ -175,10 +191,11 @@ impl Reader {
     }
 }
 
-/// A value as one word.
-fn quote(value: &str) -> String {
-    // Only NUL can't be quoted, and it is gone.
-    shlex::try_quote(value).map_or_else(|_| String::from("''"), std::borrow::Cow::into_owned)
+/// Quotes a text as one word of a POSIX shell. NUL, which no shell can carry, is left out.
+#[must_use]
+pub fn quote(text: &str) -> String {
+    let text = text.replace('\0', "");
+    shlex::try_quote(&text).map_or_else(|_| String::from("''"), std::borrow::Cow::into_owned)
 }
 
 fn in_double_quotes(value: &str) -> String {
@@ -226,6 +243,8 @@ mod tests {
         "case a in a) printf %s a;; esac; printf %s \"[@]\"",
         "printf %s $#[@]",
         "printf %s \\\"[@]",
+        "printf %s a\\\n#[@]",
+        "printf \\\n%s \\\n[@]",
     ];
 
     #[test]
@@ -249,6 +268,10 @@ mod tests {
             ("echo \"$@\"", ESCAPED),
             ("echo $'@'", ESCAPES),
             ("echo # @", COMMENT),
+            ("echo a \\\n#b @", COMMENT),
+            ("echo $\\\n@", ESCAPED),
+            ("echo $\\\n((@))", ARITHMETIC),
+            ("cat <\\\n<EOF\n@\nEOF", HERE),
             ("cat <<EOF\n@\nEOF", HERE),
             ("cat <<-'EOF' # x\n@\nEOF", HERE),
             ("cat <<@", HERE),

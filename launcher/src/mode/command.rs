@@ -1,5 +1,7 @@
 //! Whether a command needs a shell. One that needs none is executed directly, which saves a process.
 
+use copal_client::app_file::quote;
+
 /// Words that a shell knows and no program is called by, or does better than the program.
 const SHELL_WORDS: &[&str] = &[
     "!",
@@ -108,14 +110,10 @@ pub fn without_shell(command: &str) -> Option<Vec<String>> {
     Some(words)
 }
 
-/// Words as a shell reads them back. NUL, which no argument can carry, is left out.
+/// Words as a shell reads them back.
 #[must_use]
 pub fn quoted(words: &[String]) -> String {
-    let quote = |word: &String| {
-        let word = word.replace('\0', "");
-        shlex::try_quote(&word).map_or_else(|_| String::from("''"), std::borrow::Cow::into_owned)
-    };
-    words.iter().map(quote).collect::<Vec<_>>().join(" ")
+    words.iter().map(|word| quote(word)).collect::<Vec<_>>().join(" ")
 }
 
 #[cfg(test)]

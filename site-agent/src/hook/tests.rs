@@ -77,7 +77,7 @@ echo '{"state": "FAILED", "data": {"x": 1.5}, "state_data": {"why": "ü"}}' > "$
     assert_eq!(result.state, Some(JobState::Failed));
     assert_eq!(result.data["x"], 1.5);
     assert_eq!(result.state_data["why"], "ü");
-    let log = fs::read_to_string(world.site.workdir("demo/a b").join("copal.log")).unwrap();
+    let log = fs::read_to_string(world.site.job_folder("demo/a b").unwrap().join("copal.log")).unwrap();
     assert!(log.contains("id 5 RUN_DONE in") && log.contains("demo/a b"), "{log}");
 }
 
@@ -139,7 +139,8 @@ async fn a_hook_that_takes_too_long_is_killed_with_all_it_started() {
     let failure = world.run(script, Duration::from_secs(1)).await.unwrap_err();
     assert_eq!(failure.reason, "the postprocess hook took longer than 1 s");
     assert_eq!(failure.tail, "started");
-    let pid: u32 = fs::read_to_string(world.site.workdir("demo/a b").join("pid")).unwrap().trim().parse().unwrap();
+    let pid: u32 =
+        fs::read_to_string(world.site.job_folder("demo/a b").unwrap().join("pid")).unwrap().trim().parse().unwrap();
     while copal_client::agent_status::start_ticks(pid).is_some() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }

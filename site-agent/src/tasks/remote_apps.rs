@@ -34,7 +34,7 @@ impl Passes for RemoteApps {
         for app in &remote {
             let refusal = match is_allowed {
                 true => self.take(app).err(),
-                false => Some(remote_apps::not_allowed(&app.name)),
+                false => Some(not_allowed(&app.name)),
             };
             taken += usize::from(refusal.is_none());
             if refusal != app.refusal {
@@ -82,4 +82,12 @@ impl RemoteApps {
         }
         Ok(())
     }
+}
+
+/// The sentence that Jobs of such an App are given where the settings don't allow it.
+fn not_allowed(name: &str) -> String {
+    format!(
+        "the Site takes no Apps that are made through the API; set `allow_remote_apps: true` in its settings.yml and run \
+         `copal site sync`, or write apps/{name}.yml and run `copal app sync`"
+    )
 }

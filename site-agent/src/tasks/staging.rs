@@ -150,7 +150,7 @@ impl Stager {
     /// The transfers that were begun and that a Job still waits for.
     async fn begun(&self) -> Result<Vec<DueTransfer>, ClientError> {
         let states = [TransferState::Active, TransferState::Inactive];
-        self.context.api.client().due_transfers(self.context.site.id, &states, 100_000, 0.0).await
+        self.context.api.client().due_transfers(self.context.site.id, &states, 100_000).await
     }
 
     /// Holds transfers that were taken, with those of the same batch.

@@ -1,6 +1,8 @@
 //! Tables of text: aligned columns without lines, wrapped to a width on a terminal and never cut.
 //! Which columns there are is the business of each command.
 
+use std::borrow::Cow;
+
 use comfy_table::{Attribute, Cell, Color, ContentArrangement, presets};
 use copal_schemas::{JobState, StringMap, batch_job::BatchJobState};
 
@@ -77,10 +79,9 @@ impl Table {
 /// A cell of plain text: whatever a terminal would obey in it is left out, colours too.
 pub(crate) fn cell(value: impl ToString) -> Cell {
     let text = value.to_string();
-    let is_layout = |letter| letter == '\n' || letter == '\t';
-    match text.contains(|letter: char| letter.is_control() && !is_layout(letter)) {
-        true => Cell::new(anstream::adapter::strip_str(&harmless(&text))),
-        false => Cell::new(text),
+    match harmless(&text) {
+        Cow::Borrowed(text) => Cell::new(text),
+        Cow::Owned(text) => Cell::new(anstream::adapter::strip_str(&text)),
     }
 }
 

@@ -1,6 +1,11 @@
 //! `copal app sync|ls|show|rm`
 
-use copal_client::{Client, SiteDir, api::JobQuery, app_file, remote_apps};
+use copal_client::{
+    Client, SiteDir,
+    api::JobQuery,
+    app_file::{self, quote},
+    remote_apps,
+};
 use copal_schemas::{
     SiteId, StringMap,
     app::{App, AppCreate, AppHooks, AppPatch},
@@ -325,9 +330,8 @@ impl Run {
 
     /// The same as lines for Bash.
     fn script(&self) -> String {
-        let quoted = |value: &str| shlex::try_quote(value).map_or_else(|_| value.into(), |text| text.into_owned());
         let mut lines: Vec<String> =
-            self.environment.iter().map(|(name, value)| format!("export {name}={}", quoted(value))).collect();
+            self.environment.iter().map(|(name, value)| format!("export {name}={}", quote(value))).collect();
         lines.extend(self.preamble.as_deref().map(|text| text.trim_end().to_owned()));
         lines.push(self.command.trim_end().to_owned());
         lines.iter().flat_map(|line| [line.as_str(), "\n"]).collect()

@@ -4,6 +4,8 @@
 
 use std::{fmt::Write, path::Path};
 
+use copal_client::app_file::quote;
+
 use super::{Dialect, Script};
 
 /// Where and as what a script was submitted.
@@ -35,12 +37,6 @@ const ONE_NODE: &str = "case ${PMI_RANK:-${PMIX_RANK:-${OMPI_COMM_WORLD_RANK:-${
 const OWN_RANKS: &str = "root=${OMPI_ALLOW_RUN_AS_ROOT-}\n\
     unset ${!PMI_@} ${!PMIX_@} ${!OMPI_@} ${!PRTE_@} ${!HYDRA_@} ${!HYDI_@}\n\
     [ -z \"$root\" ] || export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1\n";
-
-/// Quotes a text for a POSIX shell. NUL, which no shell can carry, is left out.
-pub(crate) fn quote(text: &str) -> String {
-    let text = text.replace('\0', "");
-    shlex::try_quote(&text).map_or_else(|_| String::from("''"), std::borrow::Cow::into_owned)
-}
 
 /// The shell text that is sourced before the script runs. `$task` is the index, `$script` the script's folder.
 pub(crate) fn text(script: &Script, submission: &Submission) -> String {
