@@ -158,7 +158,7 @@ impl Current {
 }
 
 /// The innermost cause, which says what the network did; what is around it repeats the address.
-fn root_cause(error: &dyn std::error::Error) -> String {
+pub(crate) fn root_cause(error: &dyn std::error::Error) -> String {
     let mut innermost = error;
     while let Some(cause) = innermost.source() {
         innermost = cause;
@@ -167,7 +167,7 @@ fn root_cause(error: &dyn std::error::Error) -> String {
 }
 
 /// An error with its causes in one line.
-fn one_line(error: &dyn std::error::Error) -> String {
+pub(crate) fn one_line(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {

@@ -118,13 +118,22 @@ pub fn read(qsubmit: &Path, now: Timestamp) -> Result<Vec<NodeAside>, RecordErro
     Ok(known)
 }
 
+/// What is set aside now.
+///
+/// # Errors
+/// When the file can't be read.
+pub fn current(qsubmit: &Path, now: Timestamp) -> Result<Vec<NodeAside>, RecordError> {
+    let mut known = read(qsubmit, now)?;
+    known.retain(|aside| aside.until > now);
+    Ok(known)
+}
+
 /// The names of nodes that no BatchJob should get now.
 ///
 /// # Errors
 /// When the file can't be read.
 pub fn avoided(qsubmit: &Path, now: Timestamp) -> Result<Vec<String>, RecordError> {
-    let known = read(qsubmit, now)?;
-    let names = known.into_iter().filter(|aside| aside.until > now).map(|aside| aside.node);
+    let names = current(qsubmit, now)?.into_iter().map(|aside| aside.node);
     Ok(names.filter(|name| is_name(name)).collect())
 }
 

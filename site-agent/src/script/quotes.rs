@@ -126,6 +126,8 @@ enum Place {
     Plain,
     Single,
     Double,
+    /// Within `$'…'`, where a backslash takes a quote's meaning.
+    Escapes,
     Comment,
     /// The word after `<<`, so far.
     Delimiter(String),
@@ -160,7 +162,7 @@ impl Reader {
     fn place(&self) -> Position {
         match &self.place {
             Place::Plain | Place::Delimiter(_) => Position::Word,
-            Place::Single | Place::Double => Position::Quotes,
+            Place::Single | Place::Double | Place::Escapes => Position::Quotes,
             Place::Comment => Position::Comment,
             // Nothing in it is looked at: what it makes is a text of its own, in which the value is a quoted word.
             Place::Here(delimiter) if delimiter.is_quoted => Position::Word,
@@ -188,9 +190,10 @@ impl Reader {
             }
             Place::Comment if letter == '\n' => self.begin_line(),
             Place::Single if letter == '\'' => self.place = Place::Plain,
-            Place::Double | Place::Plain if escaped => {}
+            Place::Double | Place::Escapes | Place::Plain if escaped => {}
             Place::Double if letter == '"' => self.place = Place::Plain,
-            Place::Double | Place::Plain if letter == '\\' => self.escaped = true,
+            Place::Double | Place::Escapes | Place::Plain if letter == '\\' => self.escaped = true,
+            Place::Escapes if letter == '\'' => self.place = Place::Plain,
             Place::Plain => self.read_plain(letter),
             _ => {}
         }
@@ -204,6 +207,7 @@ impl Reader {
     fn read_plain(&mut self, letter: char) {
         match letter {
             '\n' => self.begin_line(),
+            '\'' if self.line.ends_with('$') => self.place = Place::Escapes,
             '\'' => self.place = Place::Single,
             '"' => self.place = Place::Double,
             '#' if self.line.chars().last().is_none_or(|last| last.is_whitespace() || ";&|(".contains(last)) => {
@@ -266,6 +270,7 @@ mod tests {
             "echo \"it's\" 'a \"b' \\\" x#'y'\nexec {{launcher_cmd}}\n",
             "cd \"{{site_path}}\"; echo \"{{queue}} {{num_nodes}} {{optional_params.a}} {{len partitions}}\"\n",
             "{{#each partitions}}echo \"{{job_mode}} {{num_nodes}}\"\n{{/each}}",
+            "echo $'it\\'s'\nexec {{launcher_cmd}}\n",
             "cat <<END\nit's \"{{queue}}\nEND\nexec {{launcher_cmd}}\n",
             "cat <<-'END' >run.sh\n\texec {{launcher_cmd}}\n\tEND\n{{launcher_cmd}}\n",
             "x=$((1<<n))\nread y <<<z\nread y <<< \"a b\"\n{{{launcher_cmd}}}\n",

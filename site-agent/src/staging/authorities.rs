@@ -2,12 +2,13 @@
 //! `transfers.ca_file`, such as a laboratory's own. What a failed call means is said here, too, since a certificate
 //! that nobody trusts is a matter of settings.
 
-use std::{error::Error, fmt, fs};
+use std::{fmt, fs};
 
 use copal_client::SiteDir;
 use copal_schemas::settings::TransferSettings;
 
 use super::{Cause, StagingError};
+use crate::api::root_cause;
 
 /// Certificates of authorities beside the machine's own.
 pub struct Authorities {
@@ -62,11 +63,7 @@ impl Authorities {
 /// What a call that got no answer means.
 #[must_use]
 pub fn explain(whom: impl fmt::Display, error: &reqwest::Error) -> StagingError {
-    let mut innermost: &dyn Error = error;
-    while let Some(inner) = innermost.source() {
-        innermost = inner;
-    }
-    let text = innermost.to_string();
+    let text = root_cause(error);
     match remedy(&text) {
         Some(remedy) => StagingError::new(Cause::Settings, format!("{whom}: {text}; {remedy}")),
         None => StagingError::new(Cause::Network, format!("{whom}: {text}")),
@@ -76,7 +73,8 @@ pub fn explain(whom: impl fmt::Display, error: &reqwest::Error) -> StagingError 
 /// What to do about a certificate that is not trusted; `None` when an error is about something else.
 #[must_use]
 pub fn remedy(text: &str) -> Option<&'static str> {
-    text.contains("certificate").then_some(
+    // In the words of rustls, since a path may hold the word alone.
+    text.contains("invalid peer certificate").then_some(
         "a private authority's certificate goes into the file that transfers.ca_file names, and the location's URL \
          must have the name that is in the server's",
     )
@@ -100,5 +98,6 @@ mod tests {
     fn only_certificates_have_the_remedy() {
         assert!(remedy("invalid peer certificate: UnknownIssuer").is_some());
         assert!(remedy("connection refused").is_none());
+        assert!(remedy("Object at location certificates/x not found").is_none());
     }
 }

@@ -219,11 +219,13 @@ impl Trip {
             arrived.into_iter().for_each(|(id, bytes, _)| end(id, Ok(bytes)));
             return;
         }
-        let sizes: Vec<(TransferId, u64)> = arrived.iter().map(|(id, bytes, _)| (*id, *bytes)).collect();
-        let items: Vec<(PathBuf, Place)> = arrived
+        let (sizes, items): (Vec<_>, Vec<_>) = arrived
             .into_iter()
-            .filter_map(|(id, _, at)| Some((at.unwrap_or_else(|| area.item(&self.key, id)), places.get(&id)?.clone())))
-            .collect();
+            .filter_map(|(id, bytes, at)| {
+                let place = places.get(&id)?.clone();
+                Some(((id, bytes), (at.unwrap_or_else(|| area.item(&self.key, id)), place)))
+            })
+            .unzip();
         let (tell, mut told) = mpsc::unbounded_channel();
         let area = area.clone();
         // Whoever listens ends after this.

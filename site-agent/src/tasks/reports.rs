@@ -5,10 +5,10 @@ use copal_client::ClientError;
 use copal_schemas::session::JobUpdate;
 
 /// Delivers reports. What the service does not take for what is in it (too large, say) is found by halves, and `instead`
-/// of it is sent.
+/// of it is sent. One that is taken in no form is given up and logged.
 ///
 /// # Errors
-/// The first error that is about something else, or about what was sent instead.
+/// The first error that is about something else.
 pub(super) async fn deliver<S, F>(
     updates: Vec<JobUpdate>,
     send: S,
@@ -27,7 +27,12 @@ where
                 open.push(batch);
             }
             Err(error) if is_about_content(&error) => {
-                send(batch.iter().map(|update| instead(update, &error)).collect()).await?;
+                match send(batch.iter().map(|update| instead(update, &error)).collect()).await {
+                    Err(error) if is_about_content(&error) => {
+                        tracing::error!("the service takes a report in no form; it is given up: {error}");
+                    }
+                    outcome => outcome?,
+                }
             }
             Err(error) => return Err(error),
         }
@@ -81,6 +86,21 @@ mod tests {
         deliver((1..=9).map(update).collect(), send, instead).await.unwrap();
         let expected = (1..=9).map(|job| (job, if job == 7 { JobState::Failed } else { JobState::RunDone }));
         assert_eq!(taken.into_inner().unwrap(), expected.collect());
+    }
+
+    #[tokio::test]
+    async fn one_that_is_taken_in_no_form_is_given_up_alone() {
+        let taken = std::sync::Mutex::new(Vec::new());
+        let send = |batch: Vec<JobUpdate>| {
+            if batch.iter().any(|update| update.job_id.0 == 2) {
+                let problem = Problem::new(ErrorCode::Invalid, "never");
+                return std::future::ready(Err(ClientError::Problem(problem.into())));
+            }
+            taken.lock().unwrap().extend(batch.iter().map(|update| update.job_id.0));
+            std::future::ready(Ok(()))
+        };
+        deliver((1..=4).map(update).collect(), send, |update, _| update.clone()).await.unwrap();
+        assert_eq!(taken.into_inner().unwrap(), [1, 3, 4]);
     }
 
     #[tokio::test]

@@ -38,21 +38,23 @@ impl Passes for SiteRefresh {
 
     async fn pass(&mut self) -> anyhow::Result<(String, Duration)> {
         let (settings, mistake) = self.context.settings.current();
+        let machine = inventory::of(&settings);
         let node_shape = match &self.known {
             Some((seen, shape)) if *seen == settings => *shape,
             _ => {
-                let shape = inventory::of(&settings).node_shape().await;
+                let shape = machine.node_shape().await;
                 self.known = Some((Arc::clone(&settings), shape));
                 shape
             }
         };
-        let machine = inventory::of(&settings);
         let client = self.context.api.client();
         let open = client.list_batch_jobs(&[self.context.site.id], OPEN_STATES).await?;
+        // A scheduler that hangs must not hold up the Site's sign of life twice as long.
+        let (windows, node_states) = tokio::join!(machine.windows(), machine.node_states());
         let patch = SitePatch {
             // Nothing is known where the scheduler does not answer: no hole is promised.
-            backfill_windows: Some(machine.windows().await.unwrap_or_default()),
-            node_states: Some(machine.node_states().await.unwrap_or_default()),
+            backfill_windows: Some(windows.unwrap_or_default()),
+            node_states: Some(node_states.unwrap_or_default()),
             nodes_aside: Some(self.nodes_aside()),
             queued_jobs: Some(queued_jobs(&open, Utc::now())),
             ..patch(&settings, node_shape)
@@ -72,9 +74,10 @@ impl Passes for SiteRefresh {
 impl SiteRefresh {
     /// Nodes that are set aside now. What can't be read sets none aside.
     fn nodes_aside(&self) -> Vec<NodeAside> {
-        let now = Utc::now();
-        let known = nodes_aside::read(&self.context.dir.qsubmit(), now).unwrap_or_default();
-        known.into_iter().filter(|aside| aside.until > now).collect()
+        nodes_aside::current(&self.context.dir.qsubmit(), Utc::now()).unwrap_or_else(|error| {
+            tracing::warn!("can't read which nodes are set aside: {error}");
+            Vec::new()
+        })
     }
 }
 

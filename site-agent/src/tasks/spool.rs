@@ -127,16 +127,7 @@ async fn send(context: &Context, session: SessionId, batch: &Updates) -> Result<
     }
     // The batch was not taken, and neither was its key.
     let anew = |updates| offer(context, session, Updates { batch_key: Uuid::new_v4(), updates, release: Vec::new() });
-    match reports::deliver(batch.updates.clone(), anew, bare).await {
-        Err(error) if is_about_content(&error) => {
-            tracing::error!(
-                session.id = session.0,
-                "the service takes a late report in no form; it is given up: {error}"
-            );
-            Ok(())
-        }
-        outcome => outcome,
-    }
+    reports::deliver(batch.updates.clone(), anew, bare).await
 }
 
 async fn offer(context: &Context, session: SessionId, updates: Updates) -> Result<(), ClientError> {

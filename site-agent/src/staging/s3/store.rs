@@ -1,7 +1,7 @@
 //! One bucket of an S3-compatible store: how it is reached, with which credentials, how keys are made of paths,
 //! and what its errors mean.
 
-use std::{borrow::Cow, env, error::Error as _, time::Duration};
+use std::{borrow::Cow, env, time::Duration};
 
 use copal_schemas::{settings::S3Settings, transfer::Direction};
 use object_store::{
@@ -15,6 +15,7 @@ use super::super::{
     Cause, Location, Run, StagingError,
     authorities::{self, Authorities},
 };
+use crate::api::one_line;
 
 /// Where an object keeps the SHA-256 of its content.
 pub(super) const SHA256: Attribute = Attribute::Metadata(Cow::Borrowed("copal-sha256"));
@@ -110,7 +111,7 @@ impl Store {
     /// What an error of the store means.
     pub(super) fn explain(&self, error: Error, key: &Key, direction: Direction) -> StagingError {
         let name = self.name(key);
-        let text = one_line(&error);
+        let text = bounded(&error);
         if let Some(remedy) = authorities::remedy(&text) {
             return StagingError::new(Cause::Settings, format!("{name}: {text}; {remedy}"));
         }
@@ -161,15 +162,6 @@ fn mentions(text: &str, words: &[&str]) -> bool {
 }
 
 /// The error with its causes in one line of bounded length.
-fn one_line(error: &Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(inner) = cause {
-        let more = inner.to_string();
-        if !text.contains(&more) {
-            text = format!("{text}: {more}");
-        }
-        cause = inner.source();
-    }
-    text.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(600).collect()
+fn bounded(error: &Error) -> String {
+    one_line(error).split_whitespace().collect::<Vec<_>>().join(" ").chars().take(600).collect()
 }

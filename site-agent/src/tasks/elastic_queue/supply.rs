@@ -67,11 +67,12 @@ struct Place<'a> {
 
 impl Place<'_> {
     fn takes(&self, job: &Job) -> bool {
-        let is_here = job.state == JobState::Running && job.batch_job_id == Some(self.batch_job.id);
-        is_here
-            || fits(job, self.num_nodes, self.minutes)
-                && self.tags.iter().all(|(key, value)| job.tags.get(key) == Some(value))
-                && (self.mode == JobMode::Mpi || is_for_serial(job))
+        if job.state == JobState::Running {
+            return job.batch_job_id == Some(self.batch_job.id);
+        }
+        fits(job, self.num_nodes, self.minutes)
+            && self.tags.iter().all(|(key, value)| job.tags.get(key) == Some(value))
+            && (self.mode == JobMode::Mpi || is_for_serial(job))
     }
 
     /// Takes what there is room for of this size; a Job of several nodes only as a whole. Gives the rest.
@@ -114,7 +115,8 @@ pub(super) fn rest<'a>(jobs: &[&'a Job], scale: f64, open: &[BatchJob], now: Tim
                 break;
             }
         }
-        if left > 0 {
+        // What runs elsewhere asks for nothing more.
+        if left > 0 && job.state != JobState::Running {
             rest.jobs.push((job, left));
         }
     }

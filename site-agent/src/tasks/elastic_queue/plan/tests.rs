@@ -143,6 +143,21 @@ fn pitfall_065_what_has_its_place_is_no_demand() {
     assert_eq!(plan.withdraw, [(BatchJobId(4), "no Job needs it any more".to_owned())]);
 }
 
+/// What runs takes no place but its own, and asks for nothing.
+#[test]
+fn what_runs_stays_where_it_runs() {
+    let full = batch_job(1, 1, BatchJobState::Running);
+    let mut tagged = batch_job(2, 1, BatchJobState::Queued);
+    tagged.filter_tags.insert("kind".into(), "long".into());
+    let mut long = Job { state: JobState::Running, batch_job_id: Some(full.id), ..job(1, 1, 1) };
+    long.tags.insert("kind".into(), "long".into());
+    let plan = planned(&settings(), &[long, job(2, 1, 1)], &[full, tagged], None);
+    assert_eq!(plan.ask, Some((1, 360)), "{}", plan.word);
+
+    let by_hand = Job { state: JobState::Running, batch_job_id: None, ..job(1, 1, 1) };
+    assert_eq!(planned(&settings(), &[by_hand], &[], None).ask, None);
+}
+
 /// What an allocation has no time or no mode for is demand all the same.
 #[test]
 fn an_allocation_serves_what_it_could_start() {
