@@ -97,8 +97,7 @@ impl Laptop {
 
     /// Puts an App into the Site and tells the service.
     pub fn app(&self, name: &str, rest: &str) {
-        fs::write(self.site_path().join(format!("apps/{name}.yml")), format!("name: {name}\n{rest}\n")).unwrap();
-        self.site(&["app", "sync"]);
+        AtSite::app(self, name, rest);
     }
 
     /// An executable file in the Site's `apps/`.
@@ -130,24 +129,19 @@ impl Laptop {
 
     /// A command in the Site's folder, whatever its outcome.
     pub fn try_site(&self, arguments: &[&str]) -> Output {
-        self.programs.command("copal").current_dir(self.site_path()).args(arguments).output().expect("copal starts")
+        self.try_copal(arguments)
     }
 
     /// A command in the Site's folder that must succeed.
     #[track_caller]
     pub fn site(&self, arguments: &[&str]) -> String {
-        let output = self.try_site(arguments);
-        assert!(output.status.success(), "copal {}: {}", arguments.join(" "), describe(&output));
-        String::from_utf8_lossy(&output.stdout).into_owned()
+        AtSite::copal(self, arguments)
     }
 
     /// A command in the Site's folder whose answer is JSON.
     #[track_caller]
     pub fn json(&self, arguments: &[&str]) -> Value {
-        let mut all = arguments.to_vec();
-        all.extend(["-o", "json"]);
-        let text = self.site(&all);
-        serde_json::from_str(&text).unwrap_or_else(|error| panic!("copal {}: {error}: {text}", arguments.join(" ")))
+        AtSite::json(self, arguments)
     }
 
     /// Creates one Job and gives its id.
@@ -183,10 +177,7 @@ impl Laptop {
     /// Waits until a Job is in a state.
     #[track_caller]
     pub fn wait_state(&self, job: i64, state: &str) {
-        wait_blocking(&format!("job {job} to be {state}"), LIMIT, || match self.state(job) {
-            now if now == state => Ok(()),
-            now => Err(format!("{now}; {}", self.logs())),
-        });
+        self.wait_job(job, state);
     }
 
     /// The states that a Job entered, oldest first.
@@ -213,15 +204,7 @@ impl Laptop {
 
     /// The ends of the Site's logs, for the text of a failure.
     pub fn logs(&self) -> String {
-        let mut text = String::new();
-        for folder in ["log", "qsubmit"] {
-            for entry in fs::read_dir(self.site_path().join(folder)).into_iter().flatten().flatten() {
-                let bytes = fs::read(entry.path()).unwrap_or_default();
-                let tail = String::from_utf8_lossy(&bytes[bytes.len().saturating_sub(3_000)..]).into_owned();
-                text.push_str(&format!("\n--- {}\n{tail}", entry.path().display()));
-            }
-        }
-        text
+        self.ends_of_logs()
     }
 
     /// The process ids of a program that run with this laptop's home, by a part of their command line.

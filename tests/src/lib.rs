@@ -18,6 +18,7 @@ pub mod process;
 pub mod python;
 pub mod service;
 pub mod ssh;
+pub mod store;
 pub mod stream;
 pub mod tls;
 pub mod wait;

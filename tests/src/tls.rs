@@ -1,4 +1,4 @@
-//! An authority of a test's own, with a server's certificate that it signed, made by openssl.
+//! Certificates of a test's own, made by openssl: an authority with a server's that it signed, and a server's that nobody did.
 
 use std::{
     path::{Path, PathBuf},
@@ -30,10 +30,23 @@ impl Authority {
         let (server, key) = (file("server.pem"), file("server.key"));
         request(&certificate, &ca_key, "/CN=Laboratory", &["basicConstraints=critical,CA:TRUE"], &[]);
         let signed_by = [Path::new("-CA"), &certificate, Path::new("-CAkey"), &ca_key];
-        let names = ["subjectAltName=DNS:localhost,IP:127.0.0.1", "basicConstraints=critical,CA:FALSE"];
-        request(&server, &key, "/CN=localhost", &names, &signed_by);
+        request(&server, &key, "/CN=localhost", SERVER, &signed_by);
         Self { certificate, server, key }
     }
+}
+
+/// The extensions of a server's certificate.
+const SERVER: &[&str] = &["subjectAltName=DNS:localhost,IP:127.0.0.1", "basicConstraints=critical,CA:FALSE"];
+
+/// A server's certificate that nobody signed but itself, and its key, in files of this folder.
+///
+/// # Panics
+/// When there is no openssl.
+#[must_use]
+pub fn self_signed(folder: &Path, name: &str) -> [PathBuf; 2] {
+    let [certificate, key] = ["crt", "key"].map(|kind| folder.join(format!("{name}.{kind}")));
+    request(&certificate, &key, "/CN=localhost", SERVER, &[]);
+    [certificate, key]
 }
 
 fn request(certificate: &Path, key: &Path, subject: &str, extensions: &[&str], more: &[&Path]) {

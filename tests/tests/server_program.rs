@@ -5,7 +5,7 @@ use std::{
     fs,
     net::TcpStream,
     os::unix::fs::MetadataExt as _,
-    path::{Path, PathBuf},
+    path::Path,
     time::{Duration, Instant},
 };
 
@@ -13,6 +13,7 @@ use copal_tests::{
     Api, id,
     process::{Programs, Running, describe, free_port},
     stream::EventStream,
+    tls::self_signed,
     wait::{LIMIT, wait_blocking, wait_for},
     world::PASSWORD,
 };
@@ -197,25 +198,11 @@ async fn no_secret_reaches_the_log() {
     assert!(fs::metadata(&home).is_ok_and(|meta| meta.is_dir()));
 }
 
-/// A key and a certificate for this machine that nobody signed but itself.
-fn certificate(folder: &Path, name: &str) -> [PathBuf; 2] {
-    let [certificate, key] = ["crt", "key"].map(|kind| folder.join(format!("{name}.{kind}")));
-    let made = std::process::Command::new("openssl")
-        .args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"])
-        .args(["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"])
-        .args(["-addext", "basicConstraints=critical,CA:FALSE", "-out"])
-        .args([&certificate, Path::new("-keyout"), &key])
-        .output()
-        .expect("openssl is installed: `apt-get install openssl`");
-    assert!(made.status.success(), "{}", describe(&made));
-    [certificate, key]
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_service_speaks_tls_and_its_clients_check_the_certificate() {
     let programs = Programs::new();
-    let [trusted, key] = certificate(programs.home(), "service");
-    let [other, other_key] = certificate(programs.home(), "other");
+    let [trusted, key] = self_signed(programs.home(), "service");
+    let [other, other_key] = self_signed(programs.home(), "other");
     let text = |path: &Path| path.to_str().expect("a path of this test").to_owned();
     let port = free_port();
     // With TLS it may listen to the world.

@@ -16,7 +16,7 @@ use copal_tests::{
     laptop::Laptop,
     pages,
     process::{Running, describe, free_port},
-    python,
+    store,
     wait::wait_blocking,
 };
 
@@ -54,12 +54,7 @@ impl World {
             let mode = if name.ends_with("secrets.yml") { 0o600 } else { 0o755 };
             fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
         }
-        let moto = python::environment("moto").join("moto_server");
-        let server = laptop.programs.start(moto.to_str().unwrap(), &["-H", "127.0.0.1", "-p", &store.to_string()]);
-        wait_blocking("the store to answer", LIMIT * 2, || {
-            if ask(store, "GET / HTTP/1.0\r\n\r\n", b"").is_ok() { Ok(()) } else { Err(server.log()) }
-        });
-        ask(store, &format!("PUT /lab HTTP/1.0\r\nHost: 127.0.0.1:{store}\r\nContent-Length: 0\r\n\r\n"), b"").unwrap();
+        let server = store::start(&laptop.programs, store);
         Self { _server: server, store, laptop }
     }
 

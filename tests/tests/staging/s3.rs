@@ -8,7 +8,7 @@ use copal_tests::{
     gate::Gate,
     laptop::Laptop,
     process::{Running, free_port},
-    python,
+    python, store,
     tls::Authority,
     wait::wait_blocking,
 };
@@ -17,7 +17,7 @@ use crate::depot::{Depot, tree};
 
 /// A store with the bucket `lab`, and a Site whose locations `lab` and `nowhere` are in it, by way of a gate.
 struct Store {
-    server: Running,
+    _server: Running,
     gate: Gate,
     port: u16,
     depot: Depot,
@@ -38,16 +38,8 @@ impl Store {
         write_secrets(&depot.laptop);
         depot.configure(&locations, &settings);
         depot.laptop.site(&["site", "sync"]);
-        let server = depot.laptop.programs.start(
-            python::environment("moto").join("moto_server").to_str().unwrap(),
-            &["-H", "127.0.0.1", "-p", &port.to_string()],
-        );
-        let store = Self { server, gate, port, depot };
-        wait_blocking("the store to answer", LIMIT * 2, || {
-            if ask(port, "GET / HTTP/1.0\r\n\r\n", b"").is_ok() { Ok(()) } else { Err(store.server.log()) }
-        });
-        store.put("", &[], b"");
-        store
+        let server = store::start(&depot.laptop.programs, port);
+        Self { _server: server, gate, port, depot }
     }
 
     /// A plain PUT at the store, past Copal.

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
-use copal_tests::stream::EventStream;
+use copal_tests::{LIMIT, stream::EventStream, wait_for};
 use serde_json::json;
 
 use crate::{
@@ -185,15 +185,17 @@ impl Bench {
     /// Ends what sleeps, and removes it, so that it neither runs again nor counts as failed.
     async fn cancel_naps(&self) {
         // A process starts a little before the service knows of it, and only what runs is cancelled.
-        while self.stage.count("RUNNING").await == 0 {
+        wait_for("a nap to be known as running", LIMIT, async || {
             self.check_failed().await;
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+            if self.stage.count("RUNNING").await > 0 { Ok(()) } else { Err(self.stage.launcher_log()) }
+        })
+        .await;
         let cancelled = self.stage.api.post("/jobs/cancel?state=RUNNING", &json!({})).await;
         cancelled.ok();
-        while self.stage.count("RUNNING").await > 0 {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+        wait_for("no nap to run", LIMIT, async || {
+            if self.stage.count("RUNNING").await == 0 { Ok(()) } else { Err(self.stage.launcher_log()) }
+        })
+        .await;
         self.stage.api.delete("/jobs/?state=FAILED").await.deleted();
     }
 

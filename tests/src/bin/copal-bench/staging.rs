@@ -10,12 +10,9 @@ use std::{
 };
 
 use copal_tests::{
-    LIMIT,
-    exchange::ask,
-    process::{Running, free_port},
-    python,
+    process::free_port,
     ssh::SshServer,
-    wait::wait_blocking,
+    store,
     web::{Odd, WebServer},
 };
 use nix::{
@@ -57,8 +54,9 @@ pub(crate) async fn measure(options: &Options) -> Table {
     let depot = stage.site().with_file_name("depot");
     let server = SshServer::start(stage.programs());
     let web = WebServer::start(&depot);
-    let (_store, store) = start_store(&stage);
-    settings(&stage, &server, &web, store, &depot);
+    let port = free_port();
+    let _store = store::start(stage.programs(), port);
+    settings(&stage, &server, &web, port, &depot);
     let app = app(&stage).await;
     stage.copal(&["site", "start"]);
     // First, on an agent that has done nothing yet.
@@ -173,20 +171,6 @@ async fn large_file(options: &Options, stage: &Stage, web: &WebServer, depot: &P
 /// The path of a small file below the depot.
 fn name(index: usize) -> String {
     format!("small/{:02}/{index:06}.dat", index / 100)
-}
-
-/// An S3-compatible store with a bucket `lab`, and its port.
-fn start_store(stage: &Stage) -> (Running, u16) {
-    let port = free_port();
-    let moto = python::environment("moto").join("moto_server");
-    let moto = moto.to_str().expect("a plain path");
-    let server = stage.programs().start(moto, &["-H", "127.0.0.1", "-p", &port.to_string()]);
-    wait_blocking("the store to answer", LIMIT * 2, || {
-        if ask(port, "GET / HTTP/1.0\r\n\r\n", b"").is_ok() { Ok(()) } else { Err(server.log()) }
-    });
-    let bucket = format!("PUT /lab HTTP/1.0\r\nHost: 127.0.0.1:{port}\r\nContent-Length: 0\r\n\r\n");
-    ask(port, &bucket, b"").expect("a bucket");
-    (server, port)
 }
 
 /// A large file to the store and back, by parts.
