@@ -19,6 +19,10 @@ use std::{
 use anyhow::{Context, Result};
 use bytes::BytesMut;
 use futures_util::StreamExt;
+use nix::{
+    sys::signal::{Signal, killpg},
+    unistd::Pid,
+};
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
     net::{TcpListener, TcpStream, UnixStream},
@@ -57,15 +61,30 @@ pub enum FromFleet {
 pub struct Connection {
     to: UnboundedSender<ToWorker>,
     number: u64,
-    pid: i32,
 }
 
 /// One worker.
 #[derive(Debug, Default)]
 struct Member {
     connection: Option<Connection>,
-    /// The process that this machine has for it: itself, or the command that started it elsewhere.
-    process: Option<(i32, JoinHandle<()>)>,
+    process: Option<Process>,
+}
+
+/// The process that this machine has for a worker: its guard, or the command that started it elsewhere. It leads a group
+/// of its own.
+#[derive(Debug)]
+struct Process {
+    pid: i32,
+    reaped: JoinHandle<()>,
+}
+
+impl Process {
+    /// Sends its group a signal, unless it has ended.
+    fn signal(&self, signal: Signal) {
+        if !self.reaped.is_finished() {
+            let _ = killpg(Pid::from_raw(self.pid), signal);
+        }
+    }
 }
 
 /// All workers of a launcher, numbered by the pilot.
@@ -106,12 +125,12 @@ impl Fleet {
             .spawn()
             .with_context(|| format!("can't start a worker by {}", self.program.display()))?;
         let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).unwrap_or_default();
-        self.members[worker].process = Some((pid, tokio::spawn(reap(child, worker))));
+        self.members[worker].process = Some(Process { pid, reaped: tokio::spawn(reap(child, worker)) });
         let stream = UnixStream::from_std(ours).context("can't use a socket")?;
         self.connections += 1;
         let (input, output) = stream.into_split();
         let to = talk(worker, self.connections, input, output, self.events.clone());
-        let connection = Connection { to, number: self.connections, pid };
+        let connection = Connection { to, number: self.connections };
         self.admit(worker, connection);
         Ok(())
     }
@@ -168,15 +187,14 @@ impl Fleet {
             reap(child, worker).await;
             drop(events.send(FromFleet::CommandEnded(worker)));
         };
-        self.members[worker].process = Some((pid, tokio::spawn(reaped)));
+        self.members[worker].process = Some(Process { pid, reaped: tokio::spawn(reaped) });
         Ok(())
     }
 
     /// Ends the command that should start a worker on another node. One that comes all the same is not admitted.
     pub fn give_up(&self, worker: usize) {
-        if let Some((pid, _)) = &self.members[worker].process {
-            // The command leads a group of its own. It may have ended just now.
-            let _ = nix::sys::signal::killpg(nix::unistd::Pid::from_raw(*pid), nix::sys::signal::Signal::SIGTERM);
+        if let Some(command) = &self.members[worker].process {
+            command.signal(Signal::SIGTERM);
         }
     }
 
@@ -208,43 +226,45 @@ impl Fleet {
         format!("copal-{:016x}-{number}", self.nonce)
     }
 
-    /// The processes of this machine that belong to workers which are there.
+    /// The processes that this machine has for all workers but one, also for those that have not come yet.
     #[must_use]
-    pub fn pids(&self) -> Vec<i32> {
-        let there = self.members.iter().filter(|member| member.connection.is_some());
-        there.flat_map(|member| member.process.iter().map(|process| process.0)).collect()
+    pub fn pids_but(&self, lost: usize) -> Vec<i32> {
+        let others = self.members.iter().enumerate().filter(|(worker, _)| *worker != lost);
+        let processes = others.filter_map(|(_, member)| member.process.as_ref());
+        processes.filter(|process| !process.reaped.is_finished()).map(|process| process.pid).collect()
     }
 
-    /// Tells all workers to end and waits until they have, at most so long; then they are killed.
+    /// Tells all workers to end and waits until they have, at most so long. One whose runs hang in the kernel goes on
+    /// to wait for them, and exits by itself. Commands whose workers have not come are killed.
     pub async fn close(&mut self, time: Duration) {
         if let Some(listener) = self.listener.take() {
             listener.abort();
         }
-        let mut processes = Vec::new();
-        for member in &mut self.members {
-            if let Some(connection) = member.connection.take() {
-                drop(connection.to.send(ToWorker::Exit));
+        for member in &self.members {
+            match (&member.connection, &member.process) {
+                (Some(connection), _) => drop(connection.to.send(ToWorker::Exit)),
+                (None, Some(command)) => command.signal(Signal::SIGTERM),
+                (None, None) => {}
             }
-            processes.extend(member.process.take());
         }
         let deadline = tokio::time::Instant::now() + time;
-        for (pid, process) in processes {
-            if tokio::time::timeout_at(deadline, process).await.is_err() {
-                warn!(pid, "a worker does not end; it is killed");
-                let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGKILL);
+        for (worker, member) in self.members.iter_mut().enumerate() {
+            let is_there = member.connection.take().is_some();
+            let Some(process) = &mut member.process else { continue };
+            if tokio::time::timeout_at(deadline, &mut process.reaped).await.is_ok() {
+                continue;
+            }
+            if is_there {
+                // Without the guard nobody would clear up after the worker.
+                warn!(worker, "a worker still waits for its runs to end; it exits by itself");
+            } else {
+                warn!(worker, "the command that starts a worker does not end; it is killed");
+                process.signal(Signal::SIGKILL);
             }
         }
         if let Some(path) = self.key_file.take() {
             drop(std::fs::remove_file(path));
         }
-    }
-}
-
-impl Connection {
-    /// The worker's process on its node.
-    #[must_use]
-    pub fn pid(&self) -> i32 {
-        self.pid
     }
 }
 
@@ -321,11 +341,11 @@ async fn accept(listener: TcpListener, key: Key, workers: usize, events: Unbound
         let (key, events) = (key.clone(), events.clone());
         tokio::spawn(async move {
             match tokio::time::timeout(PROOF_TIMEOUT, greet(stream, &key)).await {
-                Ok(Ok((stream, worker, pid, hardware))) if worker < workers => {
+                Ok(Ok((stream, worker, hardware))) if worker < workers => {
                     info!(worker, %address, "a worker arrived");
                     let (input, output) = stream.into_split();
                     let to = talk(worker, number, input, output, events.clone());
-                    drop(events.send(FromFleet::Arrived(worker, Connection { to, number, pid }, hardware)));
+                    drop(events.send(FromFleet::Arrived(worker, Connection { to, number }, hardware)));
                 }
                 Ok(Err(error)) => warn!(%address, error = format!("{error:#}"), "refused a connection"),
                 Ok(Ok(_)) | Err(_) => warn!(%address, "refused a connection"),
@@ -335,7 +355,7 @@ async fn accept(listener: TcpListener, key: Key, workers: usize, events: Unbound
 }
 
 /// The head's half of the proof; then the worker's first frame.
-async fn greet(mut stream: TcpStream, key: &Key) -> Result<(TcpStream, usize, i32, Option<NodeHardware>)> {
+async fn greet(mut stream: TcpStream, key: &Key) -> Result<(TcpStream, usize, Option<NodeHardware>)> {
     stream.set_nodelay(true)?;
     protocol::miss(&stream, HEAD_PATIENCE)?;
     let head: Nonce = rand::random();
@@ -351,7 +371,7 @@ async fn greet(mut stream: TcpStream, key: &Key) -> Result<(TcpStream, usize, i3
     let mut frame = vec![0; length];
     stream.read_exact(&mut frame).await?;
     match serde_json::from_slice(&frame)? {
-        FromWorker::Hello { pid, hardware } => Ok((stream, usize::try_from(node)?, pid, hardware)),
+        FromWorker::Hello { hardware } => Ok((stream, usize::try_from(node)?, hardware)),
         FromWorker::Report(_) => anyhow::bail!("its first frame is no greeting"),
     }
 }

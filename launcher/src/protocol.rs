@@ -224,8 +224,6 @@ pub enum Event {
 pub enum FromWorker {
     /// The first frame.
     Hello {
-        /// The worker's process.
-        pid: i32,
         /// What its node has; left out where the head knows.
         hardware: Option<NodeHardware>,
     },

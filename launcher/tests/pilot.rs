@@ -475,6 +475,35 @@ fn an_idle_launcher_waits_at_the_service_and_starts_what_comes() {
 }
 
 #[test]
+fn a_launcher_without_a_service_sleeps_until_the_next_try() {
+    let service = Service::start("launcher: {idle_ttl_sec: 0.1, kill_grace_sec: 1, cpus_per_node: 4}\n");
+    let launcher = service.launch(SERIAL);
+    service.wait_until("a question", |state| (!state.acquires.is_empty()).then_some(()));
+    // With a Session of which nobody knows whether it lives, and with none.
+    for is_held in [true, false] {
+        service.set(|state| {
+            state.mood = Mood::Away;
+            state.turned_away = 0;
+            if !is_held {
+                state.sessions.clear();
+            }
+        });
+        let turned_away =
+            |count| service.wait_until("calls", |state| (state.turned_away >= count).then_some(state.turned_away));
+        let (first, before) = (turned_away(6), launcher.naps());
+        let (last, after) = (turned_away(first + 4), launcher.naps());
+        let calls = u64::try_from(last - first).unwrap();
+        // Each call takes a few: a name, a connection, a word, the end.
+        assert!(after - before < 50 * calls, "{} naps for {calls} calls", after - before);
+        if is_held {
+            service.mood(Mood::Well);
+            let asked = service.state().acquires.len();
+            service.wait_until("a question", |state| (state.acquires.len() > asked).then_some(()));
+        }
+    }
+}
+
+#[test]
 fn two_launchers_share_the_jobs_of_a_site() {
     let service = Service::start(QUICK);
     (1..=400).for_each(|id| service.job_with(id, 2, json!({})));

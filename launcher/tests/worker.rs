@@ -136,6 +136,22 @@ fn pitfall_094_a_tree_that_ignores_term_and_double_forks_is_gone() {
 }
 
 #[test]
+fn a_run_that_is_killed_twice_gets_one_term_and_no_second_grace() {
+    let mut head = Head::start();
+    let folder = head.folder("twice");
+    let script = "trap 'echo TERM >> terms' TERM; echo > ready; while :; do sleep 0.02; done";
+    head.run(task(1, &folder, shell(script)));
+    support::wait_for_file(&format!("{folder}/ready"));
+    head.kill(&[1], Cause::Cancelled, 1.0);
+    // The next blow is not TERM any more.
+    support::wait_for_file(&format!("{folder}/terms"));
+    head.kill(&[1], Cause::LeaseLost, 1.0);
+    let ended = head.end_of(1);
+    assert_eq!((ended.outcome, ended.cause), (Outcome::Signaled(libc::SIGKILL), Some(Cause::Cancelled)));
+    assert_eq!(std::fs::read_to_string(format!("{folder}/terms")).unwrap(), "TERM\n");
+}
+
+#[test]
 fn pitfall_094_a_run_with_a_group_takes_its_strangers_along_while_others_go_on() {
     let Some(groups) = Groups::make(&format!("copal-probe-{}", std::process::id())) else {
         eprintln!("skipped: no control group may be made here");

@@ -92,8 +92,9 @@ impl Pilot {
             Some(_) => survey::unknown(&allocation.nodes, &allocation.rules),
             None => Vec::new(),
         };
+        let survey = survey::Commands::default();
         if let Some(mpi) = &workshop.mpi {
-            survey::ask(&unknown, &allocation.nodes, mpi.as_ref(), &surveyed)?;
+            survey::ask(&unknown, &allocation.nodes, mpi.as_ref(), &surveyed, &survey)?;
         }
         let sort_by = settings.launcher.sort_by;
         let mut book = Book::new(allocation.nodes, allocation.rules, posts.of_node.clone(), sort_by, workshop);
@@ -126,6 +127,7 @@ impl Pilot {
             },
             mouths: Mouths { heard, verdicts, opened },
             fleet,
+            survey,
             book,
             doubts: Doubts::default(),
             arriving: (0..workers).filter(|worker| posts.workers[*worker].is_some()).collect(),

@@ -15,6 +15,7 @@ mod signals;
 mod survey;
 pub mod verdict;
 mod waiting;
+mod wake;
 
 use std::{
     collections::BTreeSet,
@@ -35,7 +36,10 @@ use crate::{
     fleet::{Fleet, FromFleet},
     hardware::NodeHardware,
     logs, partition,
-    process::{group, tree},
+    process::{
+        group,
+        tree::{self, HANG},
+    },
     protocol::Cause,
     report::{Reporter, Verdict},
     session::{Asker, Contact, Heard, chain},
@@ -50,8 +54,6 @@ use signals::Signals;
 
 /// How long a Session is held for a launcher that is not heard: in a BatchJob that runs, and else.
 const HOLD: [(&str, f64); 2] = [("COPAL_LEASE_HOLD_SEC", 1_800.0), ("COPAL_LEASE_SEC", 300.0)];
-/// How long a killed run may hang in the kernel before it is left behind.
-const HANG: Duration = Duration::from_secs(12);
 /// How long a Job that was offered to others is left to them.
 const OFFER_GAP: Duration = Duration::from_millis(30);
 /// How often is looked at Jobs that wait for the next place, here and at workers.
@@ -147,6 +149,7 @@ struct Pilot {
     ears: Ears,
     mouths: Mouths,
     fleet: Fleet,
+    survey: survey::Commands,
     book: Book,
     doubts: Doubts,
     /// Workers of other nodes that are not there yet, and when they must be.
@@ -334,12 +337,11 @@ impl Pilot {
         warn!(worker, runs = updates.len(), "a worker is gone; its Jobs run again elsewhere or later");
         self.report(updates);
         self.book.set_aside(worker);
-        let spared = self.fleet.pids();
+        let (others, survey) = (self.fleet.pids_but(worker), self.survey.clone());
         // Its orphans are ours now. Nothing new may start on its CPUs before they are gone.
         let clear = move || {
-            let killed = tree::kill_all_below(&spared);
-            group::kill_in(&group);
-            group::remove_named(&group);
+            let killed = tree::kill_all_below(|| others.iter().copied().chain(survey.pids()).collect());
+            group::clear(&group);
             killed
         };
         match tokio::task::spawn_blocking(clear).await {
@@ -427,15 +429,14 @@ impl Pilot {
             return;
         }
         self.book.checkpoint(now, &self.deadline, self.settings.launcher.kill_grace_sec, &self.fleet);
-        if self.lease.is_some() && !self.doubts.any() {
+        if self.places() {
             let failed = self.book.place(now, &self.deadline, &self.fleet);
             self.report(failed);
             self.book.feed(now, &self.deadline, &self.fleet);
             self.book.give_back_spare(now);
             if self.book.give_back_late(now) {
                 // Whoever waits for them at the service is asked first.
-                self.asking.not_before = Some(now + OFFER_GAP);
-                self.asking.kind = Kind::Turn;
+                self.asking.stand_back(now + OFFER_GAP);
             }
             self.give_back();
             if now.saturating_duration_since(self.book.last_recall) >= RECALL_PERIOD {
@@ -443,12 +444,9 @@ impl Pilot {
             }
             self.ask(now);
         }
-        let idle = Duration::from_secs_f64(self.settings.launcher.idle_ttl_sec.clamp(0.0, 1e9));
-        // While the service is away nobody knows whether there is work, and that is no idleness, for as
-        // long as the Session can still be ours.
-        let is_in_the_dark = self.asking.maybe_lost && !self.is_cut_off;
-        if self.book.is_empty() && self.lease.is_some() && !is_in_the_dark && now >= self.last_busy + idle {
-            self.stop(Reason::new(ExitReason::Idle, format!("nothing to run for {:.0} s", idle.as_secs_f64())));
+        if self.idle_end().is_some_and(|at| now >= at) {
+            let idle_sec = self.settings.launcher.idle_ttl_sec;
+            self.stop(Reason::new(ExitReason::Idle, format!("nothing to run for {idle_sec:.0} s")));
         }
     }
 
@@ -491,41 +489,6 @@ impl Pilot {
             let updates = self.book.worker_lost(worker, "walltime", message);
             self.report(updates);
         }
-    }
-
-    /// When something is due that nobody else says.
-    fn next_wake(&self) -> Instant {
-        let now = Instant::now();
-        let mut wake = self.give_up_at.unwrap_or(now + Duration::from_secs(30));
-        if let Some(at) = self.doubts.next() {
-            wake = wake.min(at);
-        }
-        if self.stopping.is_none() {
-            wake = wake.min(self.deadline.term_at);
-            if !self.arriving.is_empty() {
-                wake = wake.min(self.arrive_by);
-            }
-            if self.book.is_empty() {
-                let idle = Duration::from_secs_f64(self.settings.launcher.idle_ttl_sec.clamp(0.0, 1e9));
-                wake = wake.min(self.last_busy + idle);
-            }
-            if let Some(at) = self.asking.not_before {
-                wake = wake.min(at);
-            }
-            if let Some(at) = self.book.next_checkpoint(&self.deadline) {
-                wake = wake.min(at);
-            }
-            if self.book.has_spare() {
-                wake = wake.min(self.book.last_recall + RECALL_PERIOD);
-            }
-            if self.book.any_waits() {
-                wake = wake.min(self.book.next_late());
-            }
-        }
-        if !self.is_cut_off && !self.book.is_empty() {
-            wake = wake.min(self.fence_at());
-        }
-        wake.max(now + Duration::from_millis(1))
     }
 
     /// Delivers what is left, gives the Session back, sends the workers home.

@@ -5,11 +5,22 @@
 use std::{
     fs::{self, File},
     io,
-    os::fd::{AsFd, BorrowedFd},
+    os::{
+        fd::{AsFd, BorrowedFd},
+        unix::fs::FileExt,
+    },
     path::{Path, PathBuf},
+    time::{Duration, Instant},
 };
 
+use nix::{
+    errno::Errno,
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+};
 use tracing::debug;
+
+/// How long killed processes may take to be gone.
+const DEATH: Duration = Duration::from_secs(1);
 
 /// The group of a worker, below which its runs have theirs.
 #[derive(Debug)]
@@ -72,17 +83,38 @@ impl Groups {
     }
 }
 
-/// Kills what a worker of this machine that is gone has left in its group of this name.
-pub fn kill_in(name: &str) {
-    if let Some(folder) = folder_of(name) {
-        let _ = fs::write(folder.join("cgroup.kill"), "1");
+/// Kills what a worker of this machine that is gone has left in its group of this name, and removes the group with those
+/// below it. Where a process hangs in the kernel the group stays.
+pub fn clear(name: &str) {
+    let Some(folder) = folder_of(name).filter(|folder| folder.exists()) else { return };
+    if let Err(error) = fs::write(folder.join("cgroup.kill"), "1") {
+        debug!(folder = %folder.display(), %error, "can't kill by a control group");
     }
+    if let Err(error) = wait_until_empty(&folder, Instant::now() + DEATH) {
+        debug!(folder = %folder.display(), %error, "can't watch a control group");
+    }
+    remove(&folder);
 }
 
-/// Removes such a group and those below it, when their processes are gone.
-pub fn remove_named(name: &str) {
-    if let Some(folder) = folder_of(name) {
-        remove(&folder);
+/// Waits until a group and those below it have no living process, at most until `deadline`.
+fn wait_until_empty(folder: &Path, deadline: Instant) -> io::Result<()> {
+    let events = File::open(folder.join("cgroup.events"))?;
+    loop {
+        // Reading it from its start also has the next poll tell what changes from now on.
+        let mut text = [0; 256];
+        let length = events.read_at(&mut text, 0)?;
+        if text[..length].split(|byte| *byte == b'\n').any(|line| line == b"populated 0") {
+            return Ok(());
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        let timeout = PollTimeout::try_from(left.as_millis() + 1).unwrap_or(PollTimeout::MAX);
+        match poll(&mut [PollFd::new(events.as_fd(), PollFlags::POLLPRI)], timeout) {
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(error) => return Err(error.into()),
+        }
     }
 }
 
@@ -162,10 +194,11 @@ mod tests {
     use std::{io::Read, os::fd::OwnedFd};
 
     use copal_schemas::StringMap;
+    use nix::unistd::Pid;
 
     use super::*;
     use crate::process::{
-        end::reap,
+        end::{Exit, reap},
         spawn::{Spec, spawn},
     };
 
@@ -184,23 +217,34 @@ mod tests {
         assert_eq!(found(unified, "4:memory:/x\n"), None);
     }
 
-    #[test]
-    fn a_group_holds_what_a_run_starts_and_kills_it_at_a_blow() {
-        let Some(groups) = Groups::make(&format!("copal-test-{}", std::process::id())) else {
-            eprintln!("skipped: no control group may be made here");
-            return;
-        };
+    /// Two shells that ignore TERM in a group, one of which has left its session; the first one's number.
+    fn two_shells(group: &Group) -> Pid {
         let script = "setsid sh -c 'trap \"\" TERM; echo; while :; do sleep 600; done' & while :; do sleep 600; done";
-        let group = groups.group(7).unwrap();
         let (mut heard, output) = io::pipe().unwrap();
         let argv = ["sh".to_owned(), "-c".into(), script.into()];
         let output = Some(File::from(OwnedFd::from(output)));
         let (workdir, env) = (Path::new("/"), StringMap::new());
         let leader =
-            spawn(&Spec { argv: &argv, workdir, env: &env, unset: &[], output, group: Some(&group), is_bound: false })
+            spawn(&Spec { argv: &argv, workdir, env: &env, unset: &[], output, group: Some(group), is_bound: false })
                 .unwrap();
         heard.read_exact(&mut [0]).unwrap();
-        // The two shells; whether their naps have begun is chance.
+        leader
+    }
+
+    fn groups(name: &str) -> Option<Groups> {
+        let groups = Groups::make(name);
+        if groups.is_none() {
+            eprintln!("skipped: no control group may be made here");
+        }
+        groups
+    }
+
+    #[test]
+    fn a_group_holds_what_a_run_starts_and_kills_it_at_a_blow() {
+        let Some(groups) = groups(&format!("copal-test-{}", std::process::id())) else { return };
+        let group = groups.group(7).unwrap();
+        let leader = two_shells(&group);
+        // Whether their naps have begun is chance.
         assert!(group.pids().len() >= 2, "{:?}", group.pids());
         assert!(group.used().cpu_sec.unwrap() > 0.0);
         group.kill();
@@ -211,5 +255,18 @@ mod tests {
         drop(group);
         groups.remove();
         assert!(!groups.folder.exists());
+    }
+
+    #[test]
+    fn what_a_worker_left_in_its_group_is_killed_and_the_group_removed() {
+        let name = format!("copal-test-left-{}", std::process::id());
+        clear(&name);
+        let Some(groups) = groups(&name) else { return };
+        let (empty, full) = (groups.group(1).unwrap(), groups.group(2).unwrap());
+        let leader = two_shells(&full);
+        clear(&name);
+        assert!(!groups.folder.exists());
+        assert_eq!(reap(leader).unwrap().exit, Exit::Signal(libc::SIGKILL));
+        drop((empty, full));
     }
 }

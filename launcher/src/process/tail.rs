@@ -9,7 +9,7 @@ use std::{
 /// The most bytes read from the end of a file.
 const MAX_BYTES: u64 = 64 << 10;
 /// The most characters kept.
-const MAX_CHARS: usize = 8_000;
+pub const MAX_CHARS: usize = 8_000;
 
 /// The last `lines` lines of a file. Bytes that are no UTF-8, and NUL, which no database keeps in a
 /// text, become U+FFFD. A carriage return starts a line anew, as a terminal shows it.

@@ -31,6 +31,8 @@ const LAUNCH_COMMANDS: &[&str] =
     &["srun", "mpiexec", "mpiexec.hydra", "mpirun", "orterun", "prterun", "aprun", "jsrun", "flux"];
 /// How long such a command, once interrupted, may take to kill its ranks.
 pub const LAUNCH_PATIENCE: Duration = Duration::from_millis(1_500);
+/// How long a killed process may hang in the kernel before it is left behind.
+pub const HANG: Duration = Duration::from_secs(12);
 /// What `srun` needs to tell one interruption from the next.
 const INTERRUPTION_GAP: Duration = Duration::from_millis(20);
 
@@ -112,7 +114,7 @@ pub fn adopted() -> Option<Vec<i32>> {
 }
 
 /// Interrupts those of these processes that start ranks elsewhere, which has them kill these and end. Who they are.
-fn interrupt(pids: &[i32]) -> Vec<i32> {
+fn interrupt_those_of(pids: &[i32]) -> Vec<i32> {
     let name = |pid: i32| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
     let named = pids.iter().map(|pid| (*pid, name(*pid).trim_end().to_owned()));
     let told: Vec<(i32, String)> = named.filter(|(_, name)| LAUNCH_COMMANDS.contains(&name.as_str())).collect();
@@ -169,11 +171,15 @@ impl Tree {
     /// Those of its processes that live, without its leader. A process once seen in the tree stays in
     /// it, also when its parent is gone and it has cleared its environment.
     pub fn members(&mut self) -> Vec<i32> {
-        let all = snapshot();
+        self.members_of(&snapshot())
+    }
+
+    /// The same, where all processes are known.
+    fn members_of(&mut self, all: &[Process]) -> Vec<i32> {
         let own = i32::try_from(std::process::id()).unwrap_or_default();
-        let ours = below(&all, own);
+        let ours = below(all, own);
         let in_group: HashSet<i32> = self.group.iter().flat_map(|group| group.pids()).collect();
-        let mut found: HashSet<i32> = below(&all, self.leader).iter().map(|process| process.pid).collect();
+        let mut found: HashSet<i32> = below(all, self.leader).iter().map(|process| process.pid).collect();
         let is_root = |process: &&Process| {
             process.pid != self.leader
                 && (process.group == self.leader
@@ -184,7 +190,7 @@ impl Tree {
         let roots: Vec<i32> = ours.iter().filter(is_root).map(|process| process.pid).collect();
         for root in roots {
             found.insert(root);
-            found.extend(below(&all, root).iter().map(|process| process.pid));
+            found.extend(below(all, root).iter().map(|process| process.pid));
         }
         self.known = found;
         let lives = |process: &&Process| !process.is_zombie && self.known.contains(&process.pid);
@@ -210,13 +216,6 @@ impl Tree {
         }
     }
 
-    /// Has what started ranks on other nodes kill these, [`LAUNCH_PATIENCE`] before it is killed itself.
-    pub fn interrupt(&mut self) {
-        let mut pids = self.members();
-        pids.push(self.leader);
-        interrupt(&pids);
-    }
-
     /// Waits until all but the leader are gone, until `kill_at`; then kills them, again and again,
     /// since they may start others meanwhile, and reaps those that became ours. Gives up 10 s later:
     /// a process that hangs in the kernel can't be killed.
@@ -230,7 +229,7 @@ impl Tree {
             let now = Instant::now();
             if interrupt_at.is_some_and(|time| now >= time) {
                 interrupt_at = None;
-                if !interrupt(&members).is_empty() {
+                if !interrupt_those_of(&members).is_empty() {
                     kill_at = kill_at.max(now + LAUNCH_PATIENCE);
                 }
             }
@@ -251,6 +250,18 @@ impl Tree {
     }
 }
 
+/// Has what started ranks on other nodes in these trees kill these, [`LAUNCH_PATIENCE`] before it is killed itself: in
+/// all of them at once, however many there are.
+pub fn interrupt(trees: &mut [Tree]) {
+    if trees.is_empty() {
+        return;
+    }
+    let all = snapshot();
+    let mut pids: Vec<i32> = trees.iter().map(|tree| tree.leader).collect();
+    trees.iter_mut().for_each(|tree| pids.extend(tree.members_of(&all)));
+    interrupt_those_of(&pids);
+}
+
 fn group_of(pid: i32) -> Option<i32> {
     nix::unistd::getpgid(Some(Pid::from_raw(pid))).ok().map(Pid::as_raw)
 }
@@ -262,9 +273,10 @@ fn reap_zombies(pids: &HashSet<i32>) {
     }
 }
 
-/// Kills everything below this process except the trees of `spared`, and reaps it. What started ranks on other nodes
-/// has [`LAUNCH_PATIENCE`] to kill these. Returns how many processes were killed.
-pub fn kill_all_below(spared: &[i32]) -> usize {
+/// Kills everything below this process except the trees of those that `spared` names, and reaps it. It is asked after
+/// each look at what there is. What started ranks on other nodes has [`LAUNCH_PATIENCE`] to kill these. Returns how many
+/// processes were killed.
+pub fn kill_all_below(spared: impl Fn() -> Vec<i32>) -> usize {
     let own = i32::try_from(std::process::id()).unwrap_or_default();
     let start = Instant::now();
     let give_up = start + LAUNCH_PATIENCE + Duration::from_secs(10);
@@ -276,7 +288,7 @@ pub fn kill_all_below(spared: &[i32]) -> usize {
             let below = roots.iter().flat_map(|root| below(&all, *root)).map(|process| process.pid);
             below.chain(roots.iter().copied()).collect()
         };
-        let kept = with_trees(spared);
+        let kept = with_trees(&spared());
         let found: Vec<Process> = below(&all, own).into_iter().filter(|process| !kept.contains(&process.pid)).collect();
         reap_zombies(&found.iter().map(|process| process.pid).collect());
         let living: Vec<i32> = found.iter().filter(|process| !process.is_zombie).map(|process| process.pid).collect();
@@ -284,7 +296,7 @@ pub fn kill_all_below(spared: &[i32]) -> usize {
         if living.is_empty() || now >= give_up {
             return killed.len();
         }
-        let interrupted = interrupted.get_or_insert_with(|| interrupt(&living));
+        let interrupted = interrupted.get_or_insert_with(|| interrupt_those_of(&living));
         let patient = if now < start + LAUNCH_PATIENCE { with_trees(interrupted) } else { HashSet::new() };
         for pid in living.iter().filter(|pid| !patient.contains(pid)) {
             let _ = kill(Pid::from_raw(*pid), Signal::SIGKILL);

@@ -74,13 +74,12 @@ fn guard(worker: Pid, mut line: &UnixStream) -> i32 {
         }
     };
     // Its orphans are ours now, whatever they did to their groups, sessions and environments.
-    let killed = tree::kill_all_below(&[]);
+    let killed = tree::kill_all_below(Vec::new);
     if killed > 0 {
         warn!(killed, "the worker is gone; killed what it left");
     }
     if !group.is_empty() {
-        group::kill_in(&group);
-        group::remove_named(&group);
+        group::clear(&group);
     }
     code
 }

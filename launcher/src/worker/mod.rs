@@ -54,10 +54,9 @@ pub fn run(args: &WorkerArgs) -> Result<()> {
     // The guard holds the connection too: it is made before.
     let Link { mut input, mut output, socket } = link::open(args)?;
     let guard = guard::part().context("can't part from the guard")?;
-    let pid = i32::try_from(std::process::id()).unwrap_or_default();
     // The head knows its own machine.
     let hardware = (!args.connect.is_empty()).then(|| hardware::detect(&|name| std::env::var(name).ok()));
-    send(&mut output, &FromWorker::Hello { pid, hardware }).context("can't greet the head")?;
+    send(&mut output, &FromWorker::Hello { hardware }).context("can't greet the head")?;
     let Some(ToWorker::Setup(setup)) = receive(&mut input).context("the head does not answer")? else {
         bail!("the head said something else than how to work");
     };
@@ -80,8 +79,11 @@ pub fn run(args: &WorkerArgs) -> Result<()> {
         thread::Builder::new().name("janitor".into()).spawn(move || janitor::clean(&shared))?;
     }
     obey(&shared, &mut input, &setup);
-    shared.wait_until_empty();
-    let strays = tree::kill_all_below(&[]);
+    let hanging = shared.wait_until_empty();
+    if hanging > 0 {
+        warn!(runs = hanging, "runs do not end though they were killed; leaving them behind");
+    }
+    let strays = tree::kill_all_below(Vec::new);
     if strays > 0 {
         warn!(strays, "killed processes that outlived their Jobs");
     }

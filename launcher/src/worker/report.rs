@@ -12,8 +12,8 @@ use crate::protocol::{Event, FromWorker, send};
 
 /// How long an event waits for others while every slot has its next Job. Followers last for several times as long.
 const PATIENCE: Duration = Duration::from_millis(10);
-/// The most events of one report.
-const MAX_EVENTS: usize = 4_096;
+/// The most events of one report: so few that the longest that there can be fit into a frame.
+const MAX_EVENTS: usize = 1_024;
 
 /// Events on their way to the head.
 #[derive(Debug, Default)]
@@ -71,8 +71,11 @@ impl Outbox {
             }
             waiting = self.wake.wait_timeout(waiting, left).unwrap_or_else(PoisonError::into_inner).0;
         }
-        waiting.is_urgent = false;
-        Some(std::mem::take(&mut waiting.events))
+        let rest = waiting.events.len().min(MAX_EVENTS);
+        let rest = waiting.events.split_off(rest);
+        // It has waited already.
+        waiting.is_urgent = !rest.is_empty();
+        Some(std::mem::replace(&mut waiting.events, rest))
     }
 }
 
@@ -99,7 +102,8 @@ pub(super) fn send_all(outbox: &Outbox, mut head: impl Write) {
 mod tests {
     use super::*;
     use crate::{
-        protocol::{Ended, Outcome, RunId, SlotId},
+        process::tail,
+        protocol::{Ended, MAX_FRAME, Outcome, RunId, SlotId},
         worker::table::never_started,
     };
 
@@ -134,6 +138,18 @@ mod tests {
         outbox.close();
         assert_eq!(outbox.take().unwrap(), [ended(false)]);
         assert_eq!(outbox.take(), None);
+    }
+
+    #[test]
+    fn no_report_is_too_long_for_a_frame() {
+        let outbox = Outbox::default();
+        (0..2 * MAX_EVENTS + 5).for_each(|_| outbox.push(started()));
+        let lengths: Vec<usize> = (0..3).map(|_| outbox.take().unwrap().len()).collect();
+        assert_eq!(lengths, [MAX_EVENTS, MAX_EVENTS, 5]);
+        // A character takes six bytes at most.
+        let Event::Ended(mut ended) = ended(true) else { unreachable!() };
+        ended.tail = "\u{1b}".repeat(tail::MAX_CHARS);
+        assert!(MAX_EVENTS * serde_json::to_vec(&Event::Ended(ended)).unwrap().len() < MAX_FRAME * 9 / 10);
     }
 
     #[test]

@@ -14,7 +14,10 @@ use nix::{
 };
 
 use super::{cpus::Cpus, report::Outbox};
-use crate::process::group::{Group, Groups};
+use crate::process::{
+    group::{Group, Groups},
+    tree::{HANG, LAUNCH_PATIENCE},
+};
 use crate::protocol::{Cause, CheckpointSignal, Ended, Event, Outcome, RunId, Setup, Slot, Task};
 
 /// The next blow against a run.
@@ -168,12 +171,18 @@ impl Shared {
         next
     }
 
-    /// Waits until every run has ended.
-    pub(super) fn wait_until_empty(&self) {
+    /// Waits until every run has ended, all of which are being ended. A run that hangs in the kernel is not waited for
+    /// for ever. Returns how many are left.
+    pub(super) fn wait_until_empty(&self) -> usize {
         let mut table = self.table();
-        while !table.runs.is_empty() {
-            table = self.empty.wait(table).unwrap_or_else(PoisonError::into_inner);
+        while let Some(last) = table.runs.values().filter_map(|entry| entry.kill_at).max() {
+            let left = (last + LAUNCH_PATIENCE + HANG).saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            table = self.empty.wait_timeout(table, left).unwrap_or_else(PoisonError::into_inner).0;
         }
+        table.runs.len()
     }
 }
 
@@ -289,15 +298,20 @@ impl Entry {
             }
             _ => now,
         };
-        self.grace = grace;
+        self.grace = if is_first { grace } else { grace.min(self.grace) };
         let kill_at = term_at + grace;
         self.kill_at = Some(self.kill_at.map_or(kill_at, |known| known.min(kill_at)));
-        let due = (term_at, Blow::Term);
         self.due = Some(match self.due {
             Some((at, Blow::Kill)) => (at.min(kill_at), Blow::Kill),
+            Some((at, Blow::Interrupt)) => (at.min(kill_at - self.patience()), Blow::Interrupt),
             Some((at, Blow::Term)) if at < term_at => (at, Blow::Term),
-            _ => due,
+            _ => (term_at, Blow::Term),
         });
+    }
+
+    /// How long before KILL what started ranks on other nodes is told to kill these.
+    pub(super) fn patience(&self) -> Duration {
+        LAUNCH_PATIENCE.min(self.grace / 2)
     }
 
     /// The run has started: its own limit begins to count. Whether something is due.
@@ -329,5 +343,54 @@ impl Entry {
 pub(super) fn signal_group(leader: Pid, signal: i32) {
     if let Ok(signal) = Signal::try_from(signal) {
         let _ = killpg(leader, signal);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry() -> Entry {
+        Entry {
+            leader: None,
+            is_over: false,
+            cause: None,
+            checkpoint: None,
+            grace: seconds(10.0),
+            group: None,
+            due: None,
+            kill_at: None,
+        }
+    }
+
+    #[test]
+    fn a_second_order_to_end_a_run_hastens_the_blow_that_is_next_and_repeats_none() {
+        let (now, long, short) = (Instant::now(), seconds(10.0), seconds(4.0));
+        let mut entry = entry();
+        entry.begin_end(Cause::EndOfTime, long);
+        assert!(entry.due.is_some_and(|(at, blow)| blow == Blow::Term && at < now + short));
+        for (next, before_kill) in [(Blow::Interrupt, LAUNCH_PATIENCE), (Blow::Kill, Duration::ZERO)] {
+            let kill_at = now + long;
+            (entry.due, entry.kill_at, entry.grace) = (Some((kill_at - before_kill, next)), Some(kill_at), long);
+            // The same again changes nothing, nor does one that leaves more time.
+            entry.begin_end(Cause::EndOfTime, long);
+            entry.begin_end(Cause::Cancelled, long * 2);
+            assert_eq!((entry.due, entry.kill_at), (Some((kill_at - before_kill, next)), Some(kill_at)));
+            entry.begin_end(Cause::HeadLost, short);
+            let (at, blow) = entry.due.unwrap();
+            assert!(blow == next && at >= now + short - before_kill && at < kill_at - before_kill, "{next:?}");
+            assert_eq!(entry.kill_at, Some(at + before_kill));
+        }
+        assert_eq!(entry.cause, Some(Cause::EndOfTime));
+    }
+
+    #[test]
+    fn a_run_that_hangs_in_the_kernel_is_not_waited_for_for_ever() {
+        let setup = Setup { kill_grace_sec: 1.0, tail_lines: 1, starts_ranks: false, group: String::new() };
+        let shared = Shared::new(Arc::default(), setup);
+        assert_eq!(shared.wait_until_empty(), 0);
+        let kill_at = Instant::now().checked_sub(LAUNCH_PATIENCE + HANG);
+        shared.table().runs.insert(RunId(1), Entry { cause: Some(Cause::EndOfTime), kill_at, ..entry() });
+        assert_eq!(shared.wait_until_empty(), 1);
     }
 }

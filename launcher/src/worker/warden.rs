@@ -12,7 +12,7 @@ use super::table::{Blow, Shared, seconds, signal_group};
 use crate::{
     process::{
         group::Group,
-        tree::{LAUNCH_PATIENCE, Tree},
+        tree::{self, Tree},
     },
     protocol::{Cause, RunId},
 };
@@ -23,11 +23,10 @@ const REPEAT: Duration = Duration::from_secs(1);
 /// Works as long as the worker does.
 pub(super) fn watch(shared: &Shared) {
     loop {
-        for Strike { run, leader, group, signal } in wait_for_blows(shared) {
-            if signal == Signal::SIGINT {
-                Tree::new(leader, shared.marker(run)).with_group(group).interrupt();
-                continue;
-            }
+        // Interrupting takes a while, which nobody's TERM or KILL must wait for.
+        let (interruptions, strikes): (Vec<_>, Vec<_>) =
+            wait_for_blows(shared).into_iter().partition(|strike| strike.signal == Signal::SIGINT);
+        for Strike { run, leader, group, signal } in strikes {
             info!(run = run.0, signal = signal.as_str(), "ending a run");
             if let (Some(group), Signal::SIGKILL) = (&group, signal) {
                 group.kill();
@@ -39,6 +38,8 @@ pub(super) fn watch(shared: &Shared) {
                 tree.signal(Signal::SIGCONT);
             }
         }
+        let tree = |Strike { run, leader, group, .. }| Tree::new(leader, shared.marker(run)).with_group(group);
+        tree::interrupt(&mut interruptions.into_iter().map(tree).collect::<Vec<_>>());
     }
 }
 
@@ -70,11 +71,8 @@ fn wait_for_blows(shared: &Shared) -> Vec<Strike> {
                         entry.kill_at = Some(now + grace + entry.grace);
                         ((now + grace, Blow::Term), None)
                     }
-                    Blow::Term => {
-                        let patience = LAUNCH_PATIENCE.min(entry.grace / 2);
-                        ((now + entry.grace - patience, Blow::Interrupt), Some(Signal::SIGTERM))
-                    }
-                    Blow::Interrupt => ((now + LAUNCH_PATIENCE.min(entry.grace / 2), Blow::Kill), Some(Signal::SIGINT)),
+                    Blow::Term => ((now + entry.grace - entry.patience(), Blow::Interrupt), Some(Signal::SIGTERM)),
+                    Blow::Interrupt => ((now + entry.patience(), Blow::Kill), Some(Signal::SIGINT)),
                     Blow::Kill => ((now + REPEAT, Blow::Kill), Some(Signal::SIGKILL)),
                 };
                 entry.due = Some(due);

@@ -2,6 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use serde_json::{Value, json};
 
 use crate::{
@@ -24,14 +28,19 @@ struct Pair {
 }
 
 impl Pair {
-    /// `jobs` Jobs that say where they are and what they see, and go on until they are killed.
     fn start(mode: &str, lists: &[(&str, &str)], jobs: i64, shape: &Value) -> Self {
+        Self::launch(Self::set(lists, jobs, shape), mode)
+    }
+
+    /// `jobs` Jobs that say where they are and what they see, and go on until they are killed.
+    fn set(lists: &[(&str, &str)], jobs: i64, shape: &Value) -> Service {
         let service = Service::start(&far_settings(64));
         for (node, list) in lists {
             service.write(&format!("bin/list-{node}"), list, 0o644);
         }
         // Without a list the tool says, as it does, that it finds no driver.
         let tool = "#!/bin/sh\nlist=\"$(dirname \"$0\")/list-${COPAL_TEST_NODE:-head}\"\n\
+                    while [ -e \"$list.hold\" ]; do touch \"$list.asked\"; sleep 0.02; done\n\
                     if [ \"$1\" = -L ] && [ -e \"$list\" ]; then cat \"$list\"; else echo 'no driver' >&2; exit 9; fi\n";
         service.write("bin/nvidia-smi", tool, 0o755);
         let say = "echo $COPAL_TEST_NODE ${CUDA_VISIBLE_DEVICES-none} > seen.new; mv seen.new seen; exec sleep 600";
@@ -40,6 +49,10 @@ impl Pair {
             fields.as_object_mut().unwrap().extend(shape.as_object().unwrap().clone());
             service.job_with(id, 1, fields);
         }
+        service
+    }
+
+    fn launch(service: Service, mode: &str) -> Self {
         let path = format!("{}:{}", service.path("bin").display(), std::env::var("PATH").unwrap());
         let mut env = allocation("far[1-2]");
         env.push(("PATH", path));
@@ -69,7 +82,7 @@ impl Pair {
 
     /// Ends the launcher; everything that ran was cut off, and nothing else had started.
     fn end(mut self, count: usize) {
-        self.launcher.signal(nix::sys::signal::Signal::SIGTERM);
+        self.launcher.signal(Signal::SIGTERM);
         assert_eq!(self.launcher.wait(), Some(0), "{}", self.service.read("log"));
         let ends = self.service.state().updates.iter().filter(|update| update["state"] == "RUN_TIMEOUT").count();
         assert_eq!(ends, count);
@@ -112,6 +125,23 @@ fn pitfall_089_48_jobs_run_at_once_on_the_slices_of_two_nodes() {
 #[test]
 fn pitfall_089_slices_of_other_nodes_go_by_their_own_ids_in_mpi_mode() {
     run_on_slices("mpi");
+}
+
+#[test]
+fn a_node_that_is_being_asked_for_its_slices_is_used_though_the_worker_is_lost_meanwhile() {
+    let lists = [CUT[0], CUT[1], ("head", CUT[0].1)];
+    let service = Pair::set(&lists, 2, &one_gpu(1));
+    service.write("bin/list-far1.hold", "", 0o644);
+    let pair = Pair::launch(service, "mpi");
+    wait_until(|| pair.service.path("bin/list-far1.asked").exists(), "a question to a node");
+    wait_until(|| pair.launcher.workers().len() == 1, "the worker");
+    let lost = pair.launcher.workers();
+    kill(Pid::from_raw(lost[0]), Signal::SIGKILL).unwrap();
+    wait_until(|| pair.launcher.workers().iter().any(|pid| !lost.contains(pid)), "another worker");
+    std::fs::remove_file(pair.service.path("bin/list-far1.hold")).unwrap();
+    let nodes: BTreeSet<String> = pair.seen(2).into_iter().map(|(node, _)| node).collect();
+    assert_eq!(nodes.len(), 2, "{nodes:?}");
+    pair.end(2);
 }
 
 /// How often each device of each node is seen.

@@ -20,6 +20,16 @@ fn launch(service: &Service, nodes: &str, mode: &str) -> Launcher {
     service.launch_with(&["-j", mode, "-t", "10", "--batch-job-id", "7"], &env)
 }
 
+/// Kills the worker on a node, by the variable that its processes have there.
+fn kill_worker(launcher: &Launcher, node: &str) {
+    let is_there = |pid: &i32| {
+        let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap();
+        String::from_utf8_lossy(&environment).contains(&format!("COPAL_TEST_NODE={node}\0"))
+    };
+    let worker = launcher.workers().into_iter().find(is_there);
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(worker.unwrap()), Signal::SIGKILL).unwrap();
+}
+
 #[test]
 fn sixty_four_nodes_have_workers_of_their_own() {
     const NODES: i64 = 64;
@@ -84,15 +94,7 @@ fn pitfall_093_a_worker_of_another_node_that_dies_is_noticed_and_its_job_runs_el
     service.wait_for(1, "RUNNING");
     wait_for_file(service.path("site/data/job/1/ran").to_str().unwrap());
     let first = service.read("site/data/job/1/nodes").trim().to_owned();
-    let worker = launcher.children().into_iter().find(|pid| {
-        let read =
-            |name: &str| String::from_utf8_lossy(&std::fs::read(format!("/proc/{pid}/{name}")).unwrap()).into_owned();
-        // Not its guard, which has another name.
-        read("comm") == "copal-launcher\n"
-            && read("cmdline").contains("worker")
-            && read("environ").contains(&format!("COPAL_TEST_NODE={first}\0"))
-    });
-    nix::sys::signal::kill(nix::unistd::Pid::from_raw(worker.unwrap()), Signal::SIGKILL).unwrap();
+    kill_worker(&launcher, &first);
     assert_eq!(service.wait_for(1, "RUN_TIMEOUT")["state_data"]["reason"], "worker_lost");
     service.wait_for(1, "RUN_DONE");
     let nodes = service.read("site/data/job/1/nodes");
@@ -105,6 +107,38 @@ fn pitfall_093_a_worker_of_another_node_that_dies_is_noticed_and_its_job_runs_el
 }
 
 #[test]
+fn a_worker_that_is_lost_does_not_take_those_along_that_are_still_to_come() {
+    let settings = "launcher:\n  idle_ttl_sec: 60\n  cpus_per_node: 2\n  mpi: template\n  mpi_template: \"bash -c \
+                    'case $0 in far2) while [ ! -e $COPAL_HOME/gate ]; do sleep 0.02; done;; esac; \
+                    COPAL_TEST_NODE=$0 exec $@' {{hosts}}\"\n";
+    let service = Service::start(settings);
+    let once = "test -e ran && exit 0; echo > ran; exec sleep 600";
+    service.job_with(1, 1, json!({"parameters": {"cmd": once}, "node_packing_count": 1}));
+    let mut launcher = launch(&service, "far[1-2]", "serial");
+    service.wait_for(1, "RUNNING");
+    wait_for_file(service.path("site/data/job/1/ran").to_str().unwrap());
+    kill_worker(&launcher, "far1");
+    // By then all is over that was killed with it.
+    wait_until(|| service.read("log").contains("its nodes are not used any more"), "the loss is told");
+    service.write("home/gate", "", 0o644);
+    service.wait_for(1, "RUN_DONE");
+    launcher.signal(Signal::SIGTERM);
+    assert_eq!(launcher.wait(), Some(0), "{}", service.read("log"));
+}
+
+/// Launches on two nodes of which the second does not come: a Job runs on the first, and one that only the second could
+/// hold is given back.
+fn only_the_first_is_used(service: &Service) -> Launcher {
+    service.job_with(1, 1, json!({"parameters": {"cmd": "true"}, "gpus_per_rank": 1.0}));
+    service.job_with(2, 1, json!({"parameters": {"cmd": "true"}, "node_packing_count": 1}));
+    let launcher = launch(service, "far[1-2]", "serial");
+    service.wait_for(2, "RUN_DONE");
+    let given_back = service.wait_until("a Job that is given back", |state| state.released.first().cloned());
+    assert_eq!(given_back["job_id"], 1);
+    launcher
+}
+
+#[test]
 fn pitfall_067_a_node_that_can_t_be_reached_is_told_and_the_others_are_used() {
     let reach = |unreachable: &str| {
         format!(
@@ -113,13 +147,7 @@ fn pitfall_067_a_node_that_can_t_be_reached_is_told_and_the_others_are_used() {
         )
     };
     let service = Service::start(&reach("far2"));
-    // Only a node that is not there could hold it.
-    service.job_with(1, 1, json!({"parameters": {"cmd": "true"}, "gpus_per_rank": 1.0}));
-    service.job_with(2, 1, json!({"parameters": {"cmd": "true"}, "node_packing_count": 1}));
-    let mut launcher = launch(&service, "far[1-2]", "serial");
-    service.wait_for(2, "RUN_DONE");
-    let given_back = service.wait_until("a Job that is given back", |state| state.released.first().cloned());
-    assert_eq!(given_back["job_id"], 1);
+    let mut launcher = only_the_first_is_used(&service);
     launcher.signal(Signal::SIGTERM);
     assert_eq!(launcher.wait(), Some(0));
 
@@ -135,13 +163,7 @@ fn a_node_whose_worker_never_comes_is_told_and_the_others_are_used() {
     let settings = "launcher:\n  idle_ttl_sec: 60\n  cpus_per_node: 2\n  worker_start_sec: 4\n  mpi: template\n  \
                     mpi_template: \"bash -c 'case $0 in far2) echo $$ > $COPAL_HOME/hung; exec sleep 6000;; esac; exec $@' {{hosts}}\"\n";
     let service = Service::start(settings);
-    // Only a node that is not there could hold it.
-    service.job_with(1, 1, json!({"parameters": {"cmd": "true"}, "gpus_per_rank": 1.0}));
-    service.job_with(2, 1, json!({"parameters": {"cmd": "true"}, "node_packing_count": 1}));
-    let mut launcher = launch(&service, "far[1-2]", "serial");
-    service.wait_for(2, "RUN_DONE");
-    let given_back = service.wait_until("a Job that is given back", |state| state.released.first().cloned());
-    assert_eq!(given_back["job_id"], 1);
+    let mut launcher = only_the_first_is_used(&service);
     let hung: i32 = service.read("home/hung").trim().parse().unwrap();
     wait_until(|| !is_alive(hung), "the command that hung is gone");
     let log = service.read("log");

@@ -44,7 +44,7 @@ impl Head {
         let group = format!("copal-test-{:016x}", rand::random::<u64>());
         let mut head = Self { worker, socket: Some(ours), folder, events: Vec::new(), group: group.clone() };
         let hello = receive::<FromWorker>(head.socket.as_mut().unwrap()).unwrap();
-        assert!(matches!(hello, Some(FromWorker::Hello { hardware: None, .. })), "{hello:?}");
+        assert!(matches!(hello, Some(FromWorker::Hello { hardware: None })), "{hello:?}");
         head.tell(&ToWorker::Setup(Setup { kill_grace_sec: 1.0, tail_lines: 10, starts_ranks: false, group }));
         head
     }
@@ -122,7 +122,7 @@ impl Drop for Head {
             drop(self.worker.wait());
         }
         // A worker that was killed with its guard can't do it.
-        group::remove_named(&self.group);
+        group::clear(&self.group);
     }
 }
 

@@ -233,6 +233,21 @@ impl Launcher {
         }
     }
 
+    /// How often its first thread, which has the loop, has gone to sleep.
+    pub fn naps(&self) -> u64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")).unwrap();
+        line.trim().parse().unwrap()
+    }
+
+    /// Its workers, without their guards, which have another name.
+    pub fn workers(&self) -> Vec<i32> {
+        let read = |pid: &i32, name: &str| fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
+        let is_worker =
+            |pid: &i32| read(pid, "comm") == "copal-launcher\n" && read(pid, "cmdline").contains("\0worker");
+        self.children().into_iter().filter(is_worker).collect()
+    }
+
     /// The processes below it.
     pub fn children(&self) -> Vec<i32> {
         let all = copal_launcher::process::tree::snapshot();

@@ -73,9 +73,11 @@ impl Book {
             self.told.clear();
         }
         for held in self.waiting.all().filter(|held| now >= held.since + LATE_PERIOD) {
-            if let Some(reason) = self.packer.why(held.ask.job)
-                && self.told.insert(held.job.id)
+            // Finding out takes a look at every node.
+            if !self.told.contains(&held.job.id)
+                && let Some(reason) = self.packer.why(held.ask.job)
             {
+                self.told.insert(held.job.id);
                 info!(job.id = %held.job.id, "a Job waits: {reason}");
             }
         }
