@@ -74,7 +74,7 @@ pub struct Acquire {
     pub app_ids: Vec<AppId>,
     /// Seconds (0 to 30) to wait for a Job when there is none now. The answer comes as soon as there is one.
     #[serde(default, deserialize_with = "lenient::float")]
-    #[cfg_attr(feature = "openapi", schema(minimum = 0))]
+    #[cfg_attr(feature = "openapi", schema(minimum = 0, maximum = 30))]
     pub wait_sec: f64,
 }
 

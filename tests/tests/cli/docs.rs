@@ -75,8 +75,10 @@ fn is_as_shown(shown: &[String], real: &[String]) -> bool {
         (None, None) => true,
         (Some((line, rest)), _) if line == "..." => (0..=real.len()).any(|skipped| is_as_shown(rest, &real[skipped..])),
         (Some((line, rest)), Some((first, others))) => {
-            // Which MPI and which GPUs a machine has, and where the search for them ended, is not the same everywhere.
-            let of_machine = ["mpi ", "gpus "].iter().any(|name| line.starts_with(name) && first.starts_with(name));
+            // Which MPI, which GPUs and how much room a machine has, and where the search for them ended, is not the same
+            // everywhere.
+            let of_machine =
+                ["mpi ", "gpus ", "disk of "].iter().any(|name| line.starts_with(name) && first.starts_with(name));
             (of_machine || line == first) && is_as_shown(rest, others)
         }
         _ => false,

@@ -24,6 +24,8 @@ const PROGRAM_TIMEOUT: Duration = Duration::from_secs(10);
 const CLOCK_TOLERANCE_SEC: i64 = 5;
 /// Bytes below which a disk is as good as full.
 const LEAST_FREE: u64 = 1 << 30;
+/// Bytes with which a disk is not almost full, however large it is.
+const ROOMY: u64 = 100 << 30;
 
 /// How something fares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -324,7 +326,7 @@ fn space(check: &'static str, free: u64, all: u64, place: &Path) -> Check {
     let remedy = format!("free some space on {}", place.display());
     match free {
         free if free < LEAST_FREE => Check::wrong(check, found, remedy),
-        free if free < all / 20 => Check::warning(check, found, remedy),
+        free if free < ROOMY.min(all / 20) => Check::warning(check, found, remedy),
         _ => Check::ok(check, found),
     }
 }
@@ -391,6 +393,7 @@ mod tests {
         let verdict = |free: u64, all: u64| space("disk", free << 30, all << 30, Path::new("/scratch")).verdict;
         assert_eq!((verdict(100, 1000), verdict(40, 1000)), (Verdict::Ok, Verdict::Warning));
         assert_eq!((verdict(2, 4), verdict(0, 1000)), (Verdict::Ok, Verdict::Wrong));
+        assert_eq!((verdict(100, 10_000), verdict(99, 10_000)), (Verdict::Ok, Verdict::Warning));
         let full = space("disk", 1 << 20, 1 << 40, Path::new("/scratch"));
         assert_eq!(full.found, "1.0 MiB of 1.0 TiB free");
         assert_eq!(full.remedy.as_deref(), Some("free some space on /scratch"));
