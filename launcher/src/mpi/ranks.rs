@@ -1,6 +1,8 @@
 //! A few lines of shell in front of the program, for what only a rank itself can do: take the GPUs or
 //! the CPUs that are its own. Used only where the launcher of ranks can't do it.
 
+use copal_client::app_file::quote;
+
 use super::{
     LaunchCommand,
     gpus::{self, GpuPlan},
@@ -34,7 +36,7 @@ pub(super) fn program(run: &RankedRun, variables: RankVariables, bind: Option<&[
         }
         GpuPlan::ByRank(of_ranks) => {
             let sets = of_ranks.iter().map(|gpus| {
-                let words = gpus.set.iter().map(|(name, value)| format!(" {name}={}", quoted(value)));
+                let words = gpus.set.iter().map(|(name, value)| format!(" {name}={}", quote(value)));
                 format!("export{}", words.collect::<String>())
             });
             script += &cases(variables.global, sets);
@@ -63,9 +65,4 @@ fn cases(variable: &str, bodies: impl Iterator<Item = String>) -> String {
 /// `0,1,2`
 pub(super) fn list(cpus: &[u32]) -> String {
     cpus.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
-}
-
-fn quoted(word: &str) -> String {
-    // Only a NUL can't be quoted, and no id has one.
-    shlex::try_quote(word).map_or_else(|_| String::new(), |word| word.into_owned())
 }

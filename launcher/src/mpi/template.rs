@@ -1,6 +1,7 @@
 //! A command of the user's own: `mpi_template` in settings, a handlebars template of everything that stands
 //! before the program. `{{x}}` is shell-quoted, `{{{x}}}` is raw, an unknown variable is an error.
 
+use copal_client::app_file::quote;
 use copal_schemas::settings::MpiKind;
 use handlebars::Handlebars;
 use serde_json::json;
@@ -23,9 +24,7 @@ impl Template {
     pub(super) fn new(text: &str) -> Result<Self, MpiError> {
         let mut commands = Handlebars::new();
         commands.set_strict_mode(true);
-        // Only a NUL can't be quoted, and nothing here has one.
-        commands
-            .register_escape_fn(|word| shlex::try_quote(word).map_or_else(|_| String::new(), |word| word.into_owned()));
+        commands.register_escape_fn(quote);
         commands.register_template_string("mpi", text).map_err(|error| MpiError::TemplateSyntax(Box::new(error)))?;
         Ok(Self { commands })
     }
