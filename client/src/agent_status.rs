@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     SiteDir,
+    processes::start_ticks,
     yaml::{self, FileError},
 };
 
@@ -73,20 +74,6 @@ impl AgentPid {
 #[must_use]
 pub fn this_host() -> String {
     nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok()).unwrap_or_else(|| "localhost".into())
-}
-
-/// When the kernel started a process, in clock ticks since the boot; `None` when there is no such
-/// process or when it has ended and only waits for its parent.
-#[must_use]
-pub fn start_ticks(pid: u32) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The second field is the program's name in parentheses and may itself hold spaces and parentheses.
-    let fields: Vec<&str> = stat.get(stat.rfind(')')? + 1..)?.split_whitespace().collect();
-    match *fields.first()? {
-        "Z" | "X" => None,
-        // Field 22 of the line, which is the 20th after the name (proc(5)).
-        _ => fields.get(19)?.parse().ok(),
-    }
 }
 
 /// How one of the agent's services fares.

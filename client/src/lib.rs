@@ -1,4 +1,4 @@
-//! What Copal's programs on the user's side share: the typed API client, the credentials file,
+//! What Copal's programs on the user's side share: the typed API client, the credentials file, the processes of a machine,
 //! and the files of a Site. The `copal` command itself is in `bin/copal`.
 
 pub mod agent_status;
@@ -9,6 +9,7 @@ mod file_lock;
 pub mod launcher_exit;
 pub mod launcher_login;
 pub mod platforms;
+pub mod processes;
 pub mod remote_apps;
 pub mod site_dir;
 pub mod spool;

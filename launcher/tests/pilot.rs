@@ -379,7 +379,7 @@ fn partitions_have_their_own_sessions_tags_and_fates() {
     service.wait_for(2, "RUNNING");
     assert_eq!(service.state().sessions.len(), 2);
     // Direct children of the parent are the partitions' launchers.
-    let all = copal_launcher::process::tree::snapshot();
+    let all = copal_client::processes::snapshot();
     let own = i32::try_from(launcher.child.id()).unwrap();
     let first = all.iter().find(|process| process.parent == own).unwrap();
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(first.pid), Signal::SIGKILL).unwrap();

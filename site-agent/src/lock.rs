@@ -13,7 +13,8 @@ use anyhow::{Context, bail};
 use chrono::Utc;
 use copal_client::{
     SiteDir,
-    agent_status::{AgentPid, AgentPresence, AgentStatus, start_ticks, this_host},
+    agent_status::{AgentPid, AgentPresence, AgentStatus, this_host},
+    processes::start_ticks,
 };
 
 /// The Site's lock. Released when dropped, or when the process ends in any way.

@@ -1,5 +1,6 @@
 //! Processes of this machine: identities that survive a reuse of the pid, waiting for the end of a
-//! process that is not a child, and finding whole trees. What is started and why is the caller's.
+//! process that is not a child, signals, and which of them are somebody's. How `/proc` is read is
+//! `copal_client::processes`; what is started and why is the caller's.
 
 use std::{
     fs, io,
@@ -7,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use copal_client::agent_status::start_ticks;
+use copal_client::processes::{Process, below, snapshot, start_ticks, variable};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -99,53 +100,25 @@ pub fn send_group(group: u32, signal: Signal) {
     }
 }
 
-/// All processes now, with their parents. Those that have ended and only wait for their parent are left out.
-fn parents() -> Vec<(u32, u32)> {
-    pids()
-        .filter_map(|pid| {
-            let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
-            let stat = String::from_utf8_lossy(&stat);
-            let mut fields = stat.get(stat.rfind(')')? + 1..)?.split_whitespace();
-            let (state, parent) = (fields.next()?, fields.next()?.parse().ok()?);
-            (state != "Z").then_some((pid, parent))
-        })
-        .collect()
-}
-
-fn pids() -> impl Iterator<Item = u32> {
-    fs::read_dir("/proc")
-        .into_iter()
-        .flatten()
-        .flatten()
-        .filter_map(|entry| entry.file_name().to_str().and_then(|name| name.parse().ok()))
-}
-
 /// The living children of `root`, their children, and so on.
 #[must_use]
 pub fn descendants(root: u32) -> Vec<u32> {
-    let parents = parents();
-    let mut found = vec![root];
-    let mut next = 0;
-    while let Some(parent) = found.get(next).copied() {
-        found.extend(parents.iter().filter(|(_, of)| *of == parent).map(|(pid, _)| *pid));
-        next += 1;
-    }
-    found.split_off(1)
+    let Ok(root) = i32::try_from(root) else { return Vec::new() };
+    living(&below(&snapshot(), root)).collect()
 }
 
 /// The living processes that were started with `name=value` in their environment, as far as this
 /// user may look; this process itself is left out.
 #[must_use]
 pub fn marked(name: &str, value: &str) -> Vec<u32> {
-    let wanted = format!("{name}={value}");
-    let me = std::process::id();
-    pids()
-        .filter(|pid| *pid != me && start_ticks(*pid).is_some())
-        .filter(|pid| {
-            let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-            environment.split(|byte| *byte == 0).any(|variable| variable == wanted.as_bytes())
-        })
-        .collect()
+    let all = snapshot();
+    let marked: Vec<Process> =
+        all.into_iter().filter(|process| variable(process.pid, name).as_deref() == Some(value)).collect();
+    living(&marked).filter(|pid| *pid != std::process::id()).collect()
+}
+
+fn living(processes: &[Process]) -> impl Iterator<Item = u32> {
+    processes.iter().filter(|process| !process.is_zombie).map(|process| process.pid.unsigned_abs())
 }
 
 #[cfg(test)]

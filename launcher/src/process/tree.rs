@@ -1,17 +1,18 @@
 //! Finding and killing all processes that came of one: also those that left their process group and
-//! session and whose parents are gone.
+//! session and whose parents are gone. How `/proc` is read is `copal_client::processes`.
 //!
 //! A process that becomes an orphan is adopted by the nearest ancestor that asked for it
 //! ([`adopt_orphans`]), so whatever a run starts stays below its worker. Which run an orphan belongs to
 //! tells a variable in its environment ([`MARKER`]).
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashSet,
     fs,
     sync::Arc,
     time::{Duration, Instant},
 };
 
+use copal_client::processes::{Process, below, snapshot, variable};
 use nix::{
     sys::{
         signal::{Signal, kill},
@@ -36,19 +37,6 @@ pub const HANG: Duration = Duration::from_secs(12);
 /// What `srun` needs to tell one interruption from the next.
 const INTERRUPTION_GAP: Duration = Duration::from_millis(20);
 
-/// One process, as `/proc/<pid>/stat` shows it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Process {
-    /// Its number.
-    pub pid: i32,
-    /// Its parent's number.
-    pub parent: i32,
-    /// Its process group.
-    pub group: i32,
-    /// Whether it has ended and only waits to be reaped.
-    pub is_zombie: bool,
-}
-
 /// Makes this process the parent of all orphans below it.
 ///
 /// # Errors
@@ -57,51 +45,10 @@ pub fn adopt_orphans() -> nix::Result<()> {
     nix::sys::prctl::set_child_subreaper(true)
 }
 
-/// All processes of the machine that can be seen.
-#[must_use]
-pub fn snapshot() -> Vec<Process> {
-    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
-    let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-    // A process that ends meanwhile is left out.
-    pids.filter_map(|pid| parse_stat(pid, &fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)).collect()
-}
-
-/// Reads `pid (name) state ppid pgrp …`. The name may hold anything, also `) R 1 1`.
-fn parse_stat(pid: i32, text: &str) -> Option<Process> {
-    let (_, rest) = text.rsplit_once(") ")?;
-    let mut fields = rest.split(' ');
-    let state = fields.next()?;
-    let parent = fields.next()?.parse().ok()?;
-    let group = fields.next()?.parse().ok()?;
-    Some(Process { pid, parent, group, is_zombie: state == "Z" || state == "X" })
-}
-
-/// Those of `all` that are below `root`, without it. Parents come before their children.
-#[must_use]
-pub fn below(all: &[Process], root: i32) -> Vec<Process> {
-    let mut children: HashMap<i32, Vec<Process>> = HashMap::new();
-    for process in all {
-        children.entry(process.parent).or_default().push(*process);
-    }
-    let mut found = children.remove(&root).unwrap_or_default();
-    let mut next = 0;
-    while next < found.len() {
-        // Each list is taken once, so a parent loop in an inconsistent snapshot ends.
-        let mut more = children.remove(&found[next].pid).unwrap_or_default();
-        found.append(&mut more);
-        next += 1;
-    }
-    found
-}
-
-/// The value of [`MARKER`] in a process's environment, as it was when it was executed.
+/// To which run a process says that it belongs.
 #[must_use]
 pub fn marker(pid: i32) -> Option<String> {
-    let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
-    environment.split(|byte| *byte == 0).find_map(|variable| {
-        let value = variable.strip_prefix(MARKER.as_bytes())?.strip_prefix(b"=")?;
-        Some(String::from_utf8_lossy(value).into_owned())
-    })
+    variable(pid, MARKER)
 }
 
 /// The children of this process's first thread, which is the one that adopts orphans, without looking
@@ -303,28 +250,5 @@ pub fn kill_all_below(spared: impl Fn() -> Vec<i32>) -> usize {
         }
         killed.extend(&living);
         end::wait_for_any(&living, now + Duration::from_millis(200));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_name_with_a_parenthesis_is_read() {
-        let process = parse_stat(7, "7 (a) R 1 1) S 3 4 5 0 -1").unwrap();
-        assert_eq!(process, Process { pid: 7, parent: 3, group: 4, is_zombie: false });
-        assert!(parse_stat(7, "7 (a) Z 1 1 0").unwrap().is_zombie);
-        assert!(parse_stat(7, "nonsense").is_none());
-    }
-
-    #[test]
-    fn descendants_are_found_and_loops_end() {
-        let process = |pid, parent| Process { pid, parent, group: pid, is_zombie: false };
-        let all = [process(5, 4), process(4, 2), process(2, 1), process(3, 1), process(9, 8), process(8, 9)];
-        let pids = |root| below(&all, root).iter().map(|process| process.pid).collect::<Vec<_>>();
-        assert_eq!(pids(2), [4, 5]);
-        assert_eq!(pids(8), [9, 8]);
-        assert!(pids(77).is_empty());
     }
 }

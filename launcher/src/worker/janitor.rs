@@ -8,6 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use copal_client::processes;
 use nix::{
     sys::{
         signal::{Signal, kill},
@@ -92,7 +93,7 @@ fn orphans(shared: &Shared) -> HashSet<i32> {
         return adopted.into_iter().collect();
     }
     let own = i32::try_from(std::process::id()).unwrap_or_default();
-    let all = tree::snapshot();
+    let all = processes::snapshot();
     let table = shared.table();
     // A run that is being started is not known by its process yet: then nothing can be said.
     if table.runs.values().any(|entry| entry.leader.is_none()) {

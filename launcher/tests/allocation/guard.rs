@@ -8,10 +8,8 @@ use std::{
     sync::mpsc::{Receiver, channel},
 };
 
-use copal_launcher::process::{
-    group::{Group, Groups},
-    tree,
-};
+use copal_client::processes;
+use copal_launcher::process::group::{Group, Groups};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -67,7 +65,7 @@ impl Scene {
         let node = service.read("site/data/job/1/nodes");
         let nodes = daemons.map(|(started, groups)| (started.recv().unwrap(), groups));
         let guard = nodes[usize::from(node.trim() == "far2")].0;
-        let all = tree::snapshot();
+        let all = processes::snapshot();
         let worker = all.iter().find(|process| process.parent == guard).unwrap().pid;
         let run: Vec<i32> = ["leader", "session", "orphan"].iter().map(|name| read_pid(&path(name))).collect();
         // None of them comes from the launcher.

@@ -12,7 +12,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use copal_launcher::process::{group, tree};
+use copal_client::processes;
+use copal_launcher::process::group;
 use copal_launcher::protocol::{
     Cause, Ended, Event, FromWorker, Program, RunId, Setup, Slot, SlotId, Task, ToWorker, receive, send,
 };
@@ -96,7 +97,7 @@ impl Head {
     /// The processes of the worker: its guard, itself, and what it runs.
     pub fn processes(&self) -> Vec<i32> {
         let guard = i32::try_from(self.worker.id()).unwrap();
-        let below = tree::below(&tree::snapshot(), guard);
+        let below = processes::below(&processes::snapshot(), guard);
         std::iter::once(guard).chain(below.iter().map(|process| process.pid)).collect()
     }
 
@@ -173,6 +174,5 @@ pub fn read_pid(path: &str) -> i32 {
 
 /// Whether a process is there and not only waits to be reaped.
 pub fn is_alive(pid: i32) -> bool {
-    fs::read_to_string(format!("/proc/{pid}/stat"))
-        .is_ok_and(|stat| stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z')))
+    processes::find(pid).is_some_and(|process| !process.is_zombie)
 }

@@ -14,6 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use copal_client::processes;
 use serde_json::{Value, json};
 
 /// The longest that anything in these tests may take.
@@ -250,9 +251,9 @@ impl Launcher {
 
     /// The processes below it.
     pub fn children(&self) -> Vec<i32> {
-        let all = copal_launcher::process::tree::snapshot();
+        let all = processes::snapshot();
         let own = i32::try_from(self.child.id()).unwrap();
-        copal_launcher::process::tree::below(&all, own).iter().map(|process| process.pid).collect()
+        processes::below(&all, own).iter().map(|process| process.pid).collect()
     }
 }
 

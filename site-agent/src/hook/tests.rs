@@ -141,7 +141,7 @@ async fn a_hook_that_takes_too_long_is_killed_with_all_it_started() {
     assert_eq!(failure.tail, "started");
     let pid: u32 =
         fs::read_to_string(world.site.job_folder("demo/a b").unwrap().join("pid")).unwrap().trim().parse().unwrap();
-    while copal_client::agent_status::start_ticks(pid).is_some() {
+    while copal_client::processes::start_ticks(pid).is_some() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }

@@ -11,7 +11,8 @@ use std::{
 
 use copal_client::{
     SiteDir,
-    agent_status::{AgentPid, AgentPresence, AgentStatus, SettingsNote, start_ticks},
+    agent_status::{AgentPid, AgentPresence, AgentStatus, SettingsNote},
+    processes::start_ticks,
 };
 use copal_schemas::settings::Settings;
 use nix::{
