@@ -12,19 +12,23 @@ use std::{
 };
 
 use copal_schemas::{
-    SiteId, StringMap,
+    AppId, SiteId, StringMap,
     app::{self, AppCreate, AppParameter, is_identifier},
     app_file::{AppFile, ParameterSpec},
 };
 use handlebars::{Handlebars, RenderError, RenderErrorReason};
 
-use crate::yaml::{self, FileError};
+use crate::{
+    remote_apps,
+    yaml::{self, FileError},
+};
 
 /// An App of this Site, ready to render commands.
 #[derive(Clone, Debug)]
 pub struct App {
     spec: AppFile,
     commands: Handlebars<'static>,
+    made_for: Option<AppId>,
 }
 
 /// An App or a command that can't be used.
@@ -89,7 +93,8 @@ impl App {
     /// # Errors
     /// [`AppError`] that names file, line and field.
     pub fn load(path: &Path) -> Result<Self, AppError> {
-        let spec: AppFile = yaml::read(path)?;
+        let text = yaml::text(path)?;
+        let spec: AppFile = yaml::parse(path, &text)?;
         let field = |field: &str, message: String| AppError::Field {
             path: path.into(),
             line: yaml::line_of(path, field),
@@ -102,7 +107,8 @@ impl App {
         if path.file_stem().is_some_and(|stem| stem != spec.name.as_str()) {
             return Err(field("name", format!("{:?} is not the file's name; rename one of them", spec.name)));
         }
-        Self::new(spec).map_err(|(name, message)| field(&name, message))
+        let app = Self::new(spec).map_err(|(name, message)| field(&name, message))?;
+        Ok(Self { made_for: remote_apps::made_for(path, &text), ..app })
     }
 
     /// Checks an App that is already read.
@@ -117,7 +123,7 @@ impl App {
         commands
             .register_template_string("command", &spec.command)
             .map_err(|error| ("command".into(), error.to_string()))?;
-        let app = Self { spec, commands };
+        let app = Self { spec, commands, made_for: None };
         // A variable that is no parameter is a mistake of the file, not of a Job: find it now.
         // With texts and without them, for the sake of both sides of an `{{#if}}`.
         for value in ["x", ""] {
@@ -162,6 +168,12 @@ impl App {
     #[must_use]
     pub fn spec(&self) -> &AppFile {
         &self.spec
+    }
+
+    /// The App of the API that the Site's agent wrote the file for; `None` for the Site's own files.
+    #[must_use]
+    pub fn made_for(&self) -> Option<AppId> {
+        self.made_for
     }
 
     /// What the service's index keeps of it.

@@ -28,12 +28,18 @@ const NOTE: &str = "# Its owner changes it there. A file that is changed here is
 /// Commands and environments are nobody else's business.
 const MODE: u32 = 0o600;
 
-/// The App that a file was made for; `None` for the Site's own files.
-#[must_use]
-pub fn made_for(path: &Path) -> Option<AppId> {
+/// The App that a file with this text was made for; `None` for the Site's own files. The file may be gone since its text was
+/// read, without having been the Site's own for that.
+pub(crate) fn made_for(path: &Path, text: &str) -> Option<AppId> {
     // What a link leads to is not ours to replace.
+    let is_link = fs::symlink_metadata(path).is_ok_and(|meta| meta.is_symlink());
+    if is_link { None } else { marked(text) }
+}
+
+/// The App that the file there was made for.
+fn made_file(path: &Path) -> Option<AppId> {
     let is_file = fs::symlink_metadata(path).is_ok_and(|meta| meta.is_file());
-    if is_file { marked(&fs::read_to_string(path).ok()?) } else { None }
+    if is_file { made_for(path, &fs::read_to_string(path).ok()?) } else { None }
 }
 
 /// The files of `apps/` that were made for Apps of the API.
@@ -47,7 +53,7 @@ pub fn files(site: &SiteDir) -> Result<Vec<(AppId, PathBuf)>, FileError> {
     for entry in fs::read_dir(&folder).map_err(failed)? {
         let path = entry.map_err(failed)?.path();
         if path.extension().is_some_and(|extension| extension == "yml")
-            && let Some(id) = made_for(&path)
+            && let Some(id) = made_file(&path)
         {
             found.push((id, path));
         }
@@ -71,7 +77,7 @@ pub fn write(site: &SiteDir, index: &app::App) -> Result<bool, String> {
     let written = match fs::symlink_metadata(&path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => yaml::write_new(&path, &text, MODE),
         Err(source) => Err(FileError::Read { path: path.clone(), source }),
-        Ok(_) if made_for(&path).is_none() => return Err(own_file(&path)),
+        Ok(_) if made_file(&path).is_none() => return Err(own_file(&path)),
         Ok(_) if fs::read_to_string(&path).is_ok_and(|present| present == text) => return Ok(false),
         Ok(_) => yaml::write_atomically(&path, &text, MODE),
     };

@@ -43,8 +43,12 @@ pub enum FileError {
 
 /// Reads a YAML file into a type.
 pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> Result<T, FileError> {
-    let text = std::fs::read_to_string(path).map_err(|source| FileError::Read { path: path.into(), source })?;
-    parse(path, &text)
+    parse(path, &text(path)?)
+}
+
+/// Reads a file.
+pub(crate) fn text(path: &Path) -> Result<String, FileError> {
+    std::fs::read_to_string(path).map_err(|source| FileError::Read { path: path.into(), source })
 }
 
 /// Reads the text of a YAML file into a type; `path` is for the error.

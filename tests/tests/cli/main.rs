@@ -15,6 +15,7 @@ mod manual;
 mod other_service;
 mod pitfalls;
 mod pty;
+mod remote_apps;
 mod scripts;
 mod terminal;
 mod wait;

@@ -4,7 +4,6 @@ use copal_client::{
     Client, SiteDir,
     api::JobQuery,
     app_file::{self, quote},
-    remote_apps,
 };
 use copal_schemas::{
     SiteId, StringMap,
@@ -98,8 +97,7 @@ pub(super) async fn push(client: &Client, folder: &SiteDir, site_id: SiteId) -> 
     let index = client.list_apps(&[site_id]).await?;
     let mut synced = Vec::new();
     // Files that the agent wrote for Apps of the API, and those Apps, are the agent's to keep equal.
-    let is_agents = |name: &String| remote_apps::made_for(&folder.app_file(name)).is_some();
-    for (name, app) in apps.iter().filter(|(name, _)| !is_agents(name)) {
+    for (name, app) in apps.iter().filter(|(_, app)| app.made_for().is_none()) {
         let wanted = app.to_index(site_id);
         let (change, note) = match index.iter().find(|known| known.name == *name) {
             None => {
