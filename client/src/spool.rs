@@ -46,11 +46,13 @@ pub struct Spool {
 pub struct SpoolWriter {
     path: PathBuf,
     file: File,
+    /// Up to here it is whole lines. What a full disk cut short comes after it.
+    length: u64,
 }
 
 impl SpoolWriter {
     /// Starts the file of this Session in a Site's `spool/`, which is made where it is missing.
-    /// A file that is there already is continued.
+    /// A file that is there already is continued, after its last whole line.
     ///
     /// # Errors
     /// When it can't be written.
@@ -58,21 +60,32 @@ impl SpoolWriter {
         let path = folder.join(format!("session-{}.{SUFFIX}", header.session_id));
         let failed = |source| FileError::Write { path: path.clone(), source };
         fs::create_dir_all(folder).map_err(failed)?;
-        let mut file = OpenOptions::new().create(true).append(true).mode(0o600).open(&path).map_err(failed)?;
-        if file.metadata().map_err(failed)?.len() == 0 {
-            write_line(&mut file, header).map_err(failed)?;
+        let file = OpenOptions::new().create(true).read(true).append(true).mode(0o600).open(&path).map_err(failed)?;
+        let length = end_of_whole_lines(&file).map_err(failed)?;
+        let mut writer = Self { path: path.clone(), file, length };
+        if length == 0 {
+            writer.write_line(header).map_err(failed)?;
         }
-        Ok(Self { path, file })
+        Ok(writer)
     }
 
     /// Adds one report and makes sure that it is on the disk.
     ///
     /// # Errors
-    /// When it can't be written.
+    /// When it can't be written; the report is not in the file then, and may be added again.
     pub fn add(&mut self, batch: &Updates) -> Result<(), FileError> {
-        write_line(&mut self.file, batch)
-            .and_then(|()| self.file.sync_data())
-            .map_err(|source| FileError::Write { path: self.path.clone(), source })
+        self.write_line(batch).map_err(|source| FileError::Write { path: self.path.clone(), source })
+    }
+
+    fn write_line(&mut self, value: &impl Serialize) -> io::Result<()> {
+        let mut line = serde_json::to_vec(value)?;
+        line.push(b'\n');
+        // A line that was cut short would spoil the next one.
+        self.file.set_len(self.length)?;
+        self.file.write_all(&line)?;
+        self.file.sync_data()?;
+        self.length += line.len() as u64;
+        Ok(())
     }
 
     /// The file.
@@ -90,10 +103,17 @@ impl SpoolWriter {
     }
 }
 
-fn write_line(file: &mut File, value: &impl Serialize) -> io::Result<()> {
-    let mut line = serde_json::to_vec(value)?;
-    line.push(b'\n');
-    file.write_all(&line)
+/// How many bytes of a file are whole lines.
+fn end_of_whole_lines(file: &File) -> io::Result<u64> {
+    let (mut reader, mut line, mut length) = (BufReader::new(file), Vec::new(), 0);
+    loop {
+        line.clear();
+        reader.read_until(b'\n', &mut line)?;
+        if line.last() != Some(&b'\n') {
+            return Ok(length);
+        }
+        length += line.len() as u64;
+    }
 }
 
 /// The spool files of a Site, oldest Session first.
@@ -204,5 +224,47 @@ mod tests {
         remove(&files[0]).unwrap();
         assert!(list(folder.path()).unwrap().is_empty());
         assert!(list(&folder.path().join("none")).unwrap().is_empty());
+    }
+
+    /// What a full disk does: a write is cut short, and later ones find room again.
+    #[test]
+    fn pitfall_075_a_line_that_a_full_disk_cut_short_spoils_no_other() {
+        use nix::sys::{
+            resource::{Resource, getrlimit, setrlimit},
+            signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction},
+        };
+        const ROOM: u64 = 8 << 20;
+        let ignore = SigAction::new(SigHandler::SigIgn, SaFlags::empty(), SigSet::empty());
+        // SAFETY: ignoring a signal runs nothing.
+        #[expect(unsafe_code, reason = "a signal can't be ignored safely")]
+        unsafe { sigaction(Signal::SIGXFSZ, &ignore) }.unwrap();
+        let (_, most) = getrlimit(Resource::RLIMIT_FSIZE).unwrap();
+
+        let folder = tempfile::tempdir().unwrap();
+        let header = SpoolHeader { site_id: SiteId(1), session_id: SessionId(7), batch_job_id: None };
+        let mut large = batch(2);
+        large.updates[0].state_data.insert("error_tail".into(), "x".repeat(ROOM as usize).into());
+        let batches = [batch(1), large, batch(3)];
+        let mut writer = SpoolWriter::open(folder.path(), &header).unwrap();
+        writer.add(&batches[0]).unwrap();
+        setrlimit(Resource::RLIMIT_FSIZE, ROOM, most).unwrap();
+        let cut = writer.add(&batches[1]);
+        setrlimit(Resource::RLIMIT_FSIZE, most, most).unwrap();
+        assert!(cut.is_err());
+        assert_eq!(read(writer.path()).unwrap().unwrap().batches, batches[..1]);
+        // There is room again.
+        writer.add(&batches[1]).unwrap();
+        writer.add(&batches[2]).unwrap();
+        assert_eq!(read(writer.path()).unwrap().unwrap().batches, batches);
+
+        // One that continues the file takes away what a cut has left of a line, be it the first.
+        let path = writer.path().to_owned();
+        let text = fs::read(&path).unwrap();
+        let first = text.iter().position(|byte| *byte == b'\n').unwrap();
+        for cut in [first + 20, first - 3] {
+            fs::write(&path, &text[..cut]).unwrap();
+            SpoolWriter::open(folder.path(), &header).unwrap().add(&batches[2]).unwrap();
+            assert_eq!(read(&path).unwrap(), Some(Spool { header, batches: batches[2..].to_vec() }));
+        }
     }
 }
