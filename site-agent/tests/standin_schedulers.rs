@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test's helper fails as a test does")]
 
 use std::{
+    collections::BTreeSet,
     fs,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
@@ -10,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use copal_agent::scheduler::{self, EndReason, Ending, Scheduler, Status, SubmitError, SubmitSpec, Tracked};
+use copal_agent::scheduler::{self, EndReason, Ending, Scheduler, Status, SubmitError, SubmitSpec, Tracked, inventory};
 use copal_client::SiteDir;
 use copal_schemas::settings::Settings;
 
@@ -55,6 +56,12 @@ fn directives(kind: &str) -> (&'static str, &'static str) {
     }
 }
 
+fn settings(kind: &str) -> Settings {
+    let queues = serde_json::json!({"debug": {"max_nodes": 2, "max_walltime": 60, "max_queued_jobs": 5}});
+    let scheduler = serde_json::json!({"kind": kind, "allowed_queues": queues});
+    serde_json::from_value(serde_json::json!({"site_id": 1, "scheduler": scheduler})).unwrap()
+}
+
 struct Bed {
     site: SiteDir,
     queue: PathBuf,
@@ -67,8 +74,7 @@ impl Bed {
         let queue = PathBuf::from(std::env::var_os(INSIDE).unwrap());
         let site = SiteDir::new(queue.parent().unwrap().join("a site"));
         site.create_folders().unwrap();
-        let settings: Settings =
-            serde_json::from_value(serde_json::json!({"site_id": 1, "scheduler": {"kind": kind}})).unwrap();
+        let settings = settings(kind);
         let scheduler = scheduler::open(&site, &settings, Path::new("/nowhere")).unwrap();
         Self { site, queue, scheduler, kind }
     }
@@ -130,8 +136,27 @@ impl Bed {
         fs::remove_file(self.queue.join("nodes")).unwrap();
     }
 
+    /// What the nodes do and which holes the queues have, from one look.
+    async fn nodes_at_a_glance(&self) {
+        fs::write(self.queue.join("nodes"), "n7\nn8\n").unwrap();
+        let _ = fs::remove_file(self.queue.join("calls"));
+        let nodes = inventory::of(&settings(self.kind)).nodes().await;
+        let calls = fs::read_to_string(self.queue.join("calls")).unwrap();
+        // No question is asked twice, whatever words it has; Flux has one command for all.
+        let words =
+            |call: &str| call.split(' ').take(if self.kind == "flux" { 2 } else { 1 }).collect::<Vec<_>>().join(" ");
+        let questions: Vec<String> = calls.lines().map(words).collect();
+        let different: BTreeSet<&String> = questions.iter().collect();
+        assert_eq!(different.len(), questions.len(), "{calls}");
+        let idle: i32 = nodes.states.unwrap().values().map(|states| states.idle).max().unwrap();
+        let window = nodes.windows.unwrap()["debug"][0];
+        assert_eq!((idle, window.num_nodes, window.wall_time_min), (2, 2, 60));
+        fs::remove_file(self.queue.join("nodes")).unwrap();
+    }
+
     /// The life of jobs from submission to every kind of end.
     async fn whole_life(&self) {
+        self.nodes_at_a_glance().await;
         assert_eq!(self.scheduler.find("cp0").await.unwrap(), None);
         self.set("hold", true);
         let waiting = self.submit("cp1", "echo hello; exit 7").await;
@@ -183,21 +208,21 @@ impl Bed {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pbs_server() {
-    if inside("pbs", "a_pbs_server", &["qsub", "qselect", "qstat", "qdel"]) {
+    if inside("pbs", "a_pbs_server", &["qsub", "qselect", "qstat", "qdel", "pbsnodes"]) {
         Bed::new("pbs").whole_life().await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_lsf_cluster() {
-    if inside("lsf", "an_lsf_cluster", &["bsub", "bjobs", "bhist", "bkill"]) {
+    if inside("lsf", "an_lsf_cluster", &["bsub", "bjobs", "bhist", "bkill", "bhosts", "bqueues", "bslots"]) {
         Bed::new("lsf").whole_life().await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cobalt_system() {
-    if inside("cobalt", "a_cobalt_system", &["qsub", "qstat", "qdel"]) {
+    if inside("cobalt", "a_cobalt_system", &["qsub", "qstat", "qdel", "nodelist"]) {
         Bed::new("cobalt").whole_life().await;
     }
 }

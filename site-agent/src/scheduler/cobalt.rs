@@ -4,17 +4,17 @@
 pub mod nodes;
 pub mod parse;
 
-use std::{collections::BTreeMap, fs, path::PathBuf, time::Duration};
+use std::{fs, path::PathBuf, time::Duration};
 
 use copal_client::SiteDir;
-use copal_schemas::{batch_job::SchedulerId, site::NodeStates};
+use copal_schemas::batch_job::SchedulerId;
 use futures_util::future::{BoxFuture, FutureExt};
 
 use super::{
     Adapter, SchedulerError, Status, SubmitError, SubmitSpec, Tracked,
     command::{CommandError, Runner, batches},
     ids,
-    inventory::{Inventory, Windows},
+    inventory::{Inventory, Nodes},
     listing::Listing,
     reply::SubmitReply,
     user_name,
@@ -101,12 +101,15 @@ impl Adapter for Cobalt {
 pub struct Machine;
 
 impl Inventory for Machine {
-    /// Nodes that are idle, for as long as Cobalt leaves them free.
-    fn windows(&self) -> BoxFuture<'_, Option<Windows>> {
-        async { nodes::windows(&RUNNER.run_ok("nodelist", &[]).await.ok()?) }.boxed()
-    }
-
-    fn node_states(&self) -> BoxFuture<'_, Option<BTreeMap<String, NodeStates>>> {
-        async { nodes::states(&RUNNER.run_ok("nodelist", &[]).await.ok()?) }.boxed()
+    /// A window lasts for as long as Cobalt leaves the nodes free.
+    fn nodes(&self) -> BoxFuture<'_, Nodes> {
+        async {
+            let text = RUNNER.run_ok("nodelist", &[]).await.unwrap_or_default();
+            nodes::nodes(&text).map_or_else(Nodes::default, |nodes| Nodes {
+                windows: Some(nodes::windows(&nodes)),
+                states: Some(nodes::states(&nodes)),
+            })
+        }
+        .boxed()
     }
 }

@@ -4,20 +4,16 @@
 pub mod nodes;
 pub mod parse;
 
-use std::{collections::BTreeMap, time::Duration};
+use std::time::Duration;
 
-use copal_schemas::{
-    batch_job::SchedulerId,
-    resources::NodeShape,
-    site::{ALL_NODES, NodeStates},
-};
+use copal_schemas::{batch_job::SchedulerId, resources::NodeShape, site::ALL_NODES};
 use futures_util::future::{BoxFuture, FutureExt};
 
 use super::{
     Adapter, SchedulerError, Status, SubmitError, SubmitSpec, Tracked,
     command::{CommandError, Runner, batches},
     ids,
-    inventory::{Discovered, Inventory, Windows},
+    inventory::{Discovered, Inventory, Nodes},
     listing::Listing,
     reply::SubmitReply,
 };
@@ -98,19 +94,13 @@ impl Inventory for Machine {
         async { nodes::shape(&resources("free,allocated", "{nnodes}|{ncores}|{ngpus}").await.ok()?) }.boxed()
     }
 
-    fn windows(&self) -> BoxFuture<'_, Option<Windows>> {
+    fn nodes(&self) -> BoxFuture<'_, Nodes> {
         async {
-            let free = resources("free", nodes::BY_QUEUE).await.ok()?;
-            Some(nodes::windows(&queues().await.ok()?, &nodes::by_queue(&free)))
-        }
-        .boxed()
-    }
-
-    /// Which of them a queue may use is in the windows.
-    fn node_states(&self) -> BoxFuture<'_, Option<BTreeMap<String, NodeStates>>> {
-        async {
-            let states = nodes::states(&resources("free,allocated,down", "{state}|{nnodes}").await.ok()?);
-            Some([(ALL_NODES.to_owned(), states)].into())
+            let Ok(text) = resources("free,allocated,down", nodes::FORMAT).await else { return Nodes::default() };
+            let groups = nodes::groups(&text);
+            let windows = queues().await.ok().map(|queues| nodes::windows(&queues, &nodes::free(&groups)));
+            // Which of them a queue may use is in the windows.
+            Nodes { windows, states: Some([(ALL_NODES.to_owned(), nodes::states(&groups))].into()) }
         }
         .boxed()
     }

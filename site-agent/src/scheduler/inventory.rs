@@ -20,6 +20,16 @@ pub const MANY: i32 = 1_000;
 /// Holes, by queue.
 pub type Windows = BTreeMap<String, Vec<BackfillWindow>>;
 
+/// What the nodes of a machine do, from one look at them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Nodes {
+    /// What each queue could start now: idle nodes for as long as the queue allows. Only Cobalt and LSF know of
+    /// reservations that will need them sooner. `None` where nobody tells.
+    pub windows: Option<Windows>,
+    /// What the nodes of each queue do. `None` where nobody tells.
+    pub states: Option<BTreeMap<String, NodeStates>>,
+}
+
 /// What a scheduler says there is, for the settings of a new Site.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Discovered {
@@ -36,15 +46,9 @@ pub trait Inventory: Send + Sync {
         ready(None).boxed()
     }
 
-    /// What each queue could start now: idle nodes for as long as the queue allows. Only Cobalt and LSF know of
-    /// reservations that will need them sooner.
-    fn windows(&self) -> BoxFuture<'_, Option<Windows>> {
-        ready(None).boxed()
-    }
-
-    /// What the nodes of each queue do.
-    fn node_states(&self) -> BoxFuture<'_, Option<BTreeMap<String, NodeStates>>> {
-        ready(None).boxed()
+    /// What the nodes do, and what each queue could start on them.
+    fn nodes(&self) -> BoxFuture<'_, Nodes> {
+        ready(Nodes::default()).boxed()
     }
 
     /// Queues with their limits, and projects.

@@ -7,24 +7,20 @@ pub mod parse;
 pub mod queues;
 
 use std::{
-    collections::BTreeMap,
     fs::{self, File},
     io::{self, Seek, Write},
     time::Duration,
 };
 
 use chrono::Utc;
-use copal_schemas::{
-    batch_job::SchedulerId,
-    site::{ALL_NODES, NodeStates},
-};
+use copal_schemas::{batch_job::SchedulerId, site::ALL_NODES};
 use futures_util::future::{BoxFuture, FutureExt};
 
 use super::{
     Adapter, SchedulerError, Status, SubmitError, SubmitSpec, Tracked,
     command::{CommandError, Runner, batches},
     ids,
-    inventory::{Discovered, Inventory, Windows},
+    inventory::{Discovered, Inventory, Nodes},
     listing::Listing,
     reply::SubmitReply,
     user_name,
@@ -134,23 +130,18 @@ fn script(spec: &SubmitSpec) -> io::Result<File> {
 pub struct Machine;
 
 impl Inventory for Machine {
-    /// Idle hosts of each queue. `bslots` knows for how long, where a queue backfills; else it is as long as the queue
-    /// allows.
-    fn windows(&self) -> BoxFuture<'_, Option<Windows>> {
+    /// `bslots` knows for how long hosts stay idle, where a queue backfills; else it is as long as the queue allows.
+    fn nodes(&self) -> BoxFuture<'_, Nodes> {
         async {
-            let hosts = nodes::hosts(&RUNNER.run_ok("bhosts", &["-w"]).await.ok()?)?;
-            let queues = queues::queues(&RUNNER.run_ok("bqueues", &["-l"]).await.ok()?);
-            let holes = RUNNER.run_ok("bslots", &[]).await.map(|text| queues::holes(&text)).unwrap_or_default();
-            Some(queues::windows(&queues, &hosts, &holes))
-        }
-        .boxed()
-    }
-
-    /// Which of them a queue may use, LSF does not tell in one form.
-    fn node_states(&self) -> BoxFuture<'_, Option<BTreeMap<String, NodeStates>>> {
-        async {
-            let hosts = nodes::hosts(&RUNNER.run_ok("bhosts", &["-w"]).await.ok()?)?;
-            Some([(ALL_NODES.to_owned(), nodes::states(&hosts))].into())
+            let text = RUNNER.run_ok("bhosts", &["-w"]).await.unwrap_or_default();
+            let Some(hosts) = nodes::hosts(&text) else { return Nodes::default() };
+            let windows = async {
+                let queues = queues::queues(&RUNNER.run_ok("bqueues", &["-l"]).await.ok()?);
+                let holes = RUNNER.run_ok("bslots", &[]).await.map(|text| queues::holes(&text)).unwrap_or_default();
+                Some(queues::windows(&queues, &hosts, &holes))
+            };
+            // Which of them a queue may use, LSF does not tell in one form.
+            Nodes { windows: windows.await, states: Some([(ALL_NODES.to_owned(), nodes::states(&hosts))].into()) }
         }
         .boxed()
     }

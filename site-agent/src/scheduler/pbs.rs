@@ -7,19 +7,14 @@ pub mod parse;
 use std::{collections::BTreeMap, time::Duration};
 
 use chrono::Utc;
-use copal_schemas::{
-    batch_job::SchedulerId,
-    resources::NodeShape,
-    settings::QueueLimits,
-    site::{ALL_NODES, NodeStates},
-};
+use copal_schemas::{batch_job::SchedulerId, resources::NodeShape, settings::QueueLimits, site::ALL_NODES};
 use futures_util::future::{BoxFuture, FutureExt};
 
 use super::{
     Adapter, SchedulerError, Status, SubmitError, SubmitSpec, Tracked,
     command::{CommandError, Output, Runner, batches},
     ids,
-    inventory::{Discovered, Inventory, Windows},
+    inventory::{Discovered, Inventory, Nodes},
     listing::Listing,
     reply::SubmitReply,
     user_name,
@@ -108,19 +103,16 @@ impl Inventory for Machine {
         async { nodes::shape(&RUNNER.run_ok("pbsnodes", &["-a"]).await.ok()?) }.boxed()
     }
 
-    /// Nodes without any job. Which nodes a queue may use, PBS does not tell in one form.
-    fn windows(&self) -> BoxFuture<'_, Option<Windows>> {
+    /// Of a machine with several virtual nodes, `pbsnodes -a` alone prints one line of states that differ. Which nodes a
+    /// queue may use, PBS does not tell in one form.
+    fn nodes(&self) -> BoxFuture<'_, Nodes> {
         async {
-            let idle = nodes::idle(&RUNNER.run_ok("pbsnodes", &["-a"]).await.ok()?);
-            Some(nodes::windows(idle, &self.queues))
-        }
-        .boxed()
-    }
-
-    fn node_states(&self) -> BoxFuture<'_, Option<BTreeMap<String, NodeStates>>> {
-        async {
-            let states = nodes::states(&RUNNER.run_ok("pbsnodes", &["-a", "-v"]).await.ok()?);
-            Some([(ALL_NODES.to_owned(), states)].into())
+            let Ok(text) = RUNNER.run_ok("pbsnodes", &["-a", "-v"]).await else { return Nodes::default() };
+            let nodes = nodes::virtual_nodes(&text);
+            Nodes {
+                windows: Some(nodes::windows(nodes::idle(&nodes), &self.queues)),
+                states: Some([(ALL_NODES.to_owned(), nodes::states(&nodes))].into()),
+            }
         }
         .boxed()
     }

@@ -4,16 +4,16 @@
 pub mod nodes;
 pub mod parse;
 
-use std::{collections::BTreeMap, time::Duration};
+use std::time::Duration;
 
-use copal_schemas::{batch_job::SchedulerId, resources::NodeShape, site::NodeStates};
+use copal_schemas::{batch_job::SchedulerId, resources::NodeShape};
 use futures_util::future::{BoxFuture, FutureExt};
 
 use super::{
     Adapter, SchedulerError, Status, SubmitError, SubmitSpec, Tracked,
     command::{Runner, batches},
     ids,
-    inventory::{Discovered, Inventory, Windows},
+    inventory::{Discovered, Inventory, Nodes},
     listing::Listing,
     reply::SubmitReply,
     user_name,
@@ -115,23 +115,20 @@ impl Adapter for Slurm {
 /// The cluster's nodes, partitions and accounts.
 pub struct Machine;
 
-impl Machine {
-    async fn sinfo() -> Option<String> {
-        RUNNER.run_ok("sinfo", &["-h", "-o", nodes::SINFO_FORMAT]).await.ok()
-    }
-}
-
 impl Inventory for Machine {
     fn node_shape(&self) -> BoxFuture<'_, Option<NodeShape>> {
         async { parse::node_shape(&RUNNER.run_ok("sinfo", &["-h", "-N", "-o", "%c|%m|%G"]).await.ok()?) }.boxed()
     }
 
-    fn windows(&self) -> BoxFuture<'_, Option<Windows>> {
-        async { Some(nodes::windows(&Self::sinfo().await?)) }.boxed()
-    }
-
-    fn node_states(&self) -> BoxFuture<'_, Option<BTreeMap<String, NodeStates>>> {
-        async { Some(nodes::states(&Self::sinfo().await?)) }.boxed()
+    fn nodes(&self) -> BoxFuture<'_, Nodes> {
+        async {
+            let Ok(text) = RUNNER.run_ok("sinfo", &["-h", "-o", nodes::SINFO_FORMAT]).await else {
+                return Nodes::default();
+            };
+            let rows = nodes::rows(&text);
+            Nodes { windows: Some(nodes::windows(&rows)), states: Some(nodes::states(&rows)) }
+        }
+        .boxed()
     }
 
     /// Without accounting there are no accounts to tell.

@@ -80,7 +80,7 @@ impl ElasticQueue {
         let windows = match settings.use_backfill {
             true => {
                 let (all, _) = context.settings.current();
-                let windows = crate::scheduler::inventory::of(&all).windows().await;
+                let windows = crate::scheduler::inventory::of(&all).nodes().await.windows;
                 Some(windows.and_then(|mut windows| windows.remove(&settings.submit_queue)).unwrap_or_default())
             }
             false => None,

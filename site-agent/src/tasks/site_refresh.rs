@@ -49,12 +49,11 @@ impl Passes for SiteRefresh {
         };
         let client = self.context.api.client();
         let open = client.list_batch_jobs(&[self.context.site.id], OPEN_STATES).await?;
-        // A scheduler that hangs must not hold up the Site's sign of life twice as long.
-        let (windows, node_states) = tokio::join!(machine.windows(), machine.node_states());
+        let nodes = machine.nodes().await;
         let patch = SitePatch {
             // Nothing is known where the scheduler does not answer: no hole is promised.
-            backfill_windows: Some(windows.unwrap_or_default()),
-            node_states: Some(node_states.unwrap_or_default()),
+            backfill_windows: Some(nodes.windows.unwrap_or_default()),
+            node_states: Some(nodes.states.unwrap_or_default()),
             nodes_aside: Some(self.nodes_aside()),
             queued_jobs: Some(queued_jobs(&open, Utc::now())),
             ..patch(&settings, node_shape)

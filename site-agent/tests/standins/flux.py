@@ -54,11 +54,10 @@ def hostlist(_):
 
 def resource(arguments):
     busy, every = len(set(cluster.busy())), len(cluster.nodes())
-    states = arguments[arguments.index("-s") + 1]
-    if arguments[-1] == "{state}|{nnodes}":
-        print(f"free|{every - busy}\nallocated|{busy}\ndown|0")
+    if arguments[-1] == "{state}|{queue}|{nnodes}":
+        print(f"free||{every - busy}\nallocated||{busy}\ndown||0")
     elif arguments[-1] == "{queue}|{nnodes}":
-        print(f"|{every - busy if states == 'free' else every}")
+        print(f"|{every}")
     else:
         print(f"{every}|{2 * every}|0")
 

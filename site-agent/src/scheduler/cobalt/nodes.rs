@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use copal_schemas::site::{BackfillWindow, NodeStates};
 
 /// One node.
-struct Node<'a> {
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Node<'a> {
     queues: Vec<&'a str>,
     status: &'a str,
     /// For how many minutes Cobalt leaves it free.
@@ -14,7 +15,8 @@ struct Node<'a> {
 
 /// Reads `nodelist`: a line of names (`Node_id Name Queues Status … Backfill`), a line of `=`, a node a line. `None` for
 /// another text.
-fn nodes(text: &str) -> Option<Vec<Node<'_>>> {
+#[must_use]
+pub fn nodes(text: &str) -> Option<Vec<Node<'_>>> {
     let mut lines = text.lines().filter(|line| !line.trim().is_empty());
     let headings: Vec<&str> = lines.next()?.split_whitespace().collect();
     let column = |name: &str| headings.iter().position(|heading| *heading == name);
@@ -32,9 +34,9 @@ fn nodes(text: &str) -> Option<Vec<Node<'_>>> {
 
 /// How many nodes of each queue are idle, allocated and down.
 #[must_use]
-pub fn states(text: &str) -> Option<BTreeMap<String, NodeStates>> {
+pub fn states(nodes: &[Node<'_>]) -> BTreeMap<String, NodeStates> {
     let mut all: BTreeMap<String, NodeStates> = BTreeMap::new();
-    for node in nodes(text)? {
+    for node in nodes {
         for queue in &node.queues {
             let states = all.entry((*queue).into()).or_default();
             let kind = match node.status {
@@ -45,16 +47,15 @@ pub fn states(text: &str) -> Option<BTreeMap<String, NodeStates>> {
             *kind = kind.saturating_add(1);
         }
     }
-    Some(all)
+    all
 }
 
 /// Idle nodes of each queue by how long they stay free: of those that stay free for longer, a shorter window has them,
 /// too.
 #[must_use]
-pub fn windows(text: &str) -> Option<BTreeMap<String, Vec<BackfillWindow>>> {
+pub fn windows(nodes: &[Node<'_>]) -> BTreeMap<String, Vec<BackfillWindow>> {
     let mut free: BTreeMap<&str, Vec<i32>> = BTreeMap::new();
-    let nodes = nodes(text)?;
-    for node in &nodes {
+    for node in nodes {
         for queue in &node.queues {
             let times = free.entry(queue).or_default();
             if node.status == "idle" && node.backfill_min > 0 {
@@ -71,7 +72,7 @@ pub fn windows(text: &str) -> Option<BTreeMap<String, Vec<BackfillWindow>>> {
         })
         .collect()
     };
-    Some(free.into_iter().map(|(queue, times)| (queue.to_owned(), windows(times))).collect())
+    free.into_iter().map(|(queue, times)| (queue.to_owned(), windows(times))).collect()
 }
 
 /// `HH:MM:SS` in whole minutes.
@@ -98,15 +99,15 @@ Node_id  Name         Queues            Status   MCDRAM  NUMA  Backfill
 
     #[test]
     fn every_node_is_idle_allocated_or_down() {
-        let states = states(NODELIST).unwrap();
+        let states = states(&nodes(NODELIST).unwrap());
         assert_eq!(states["default"], NodeStates { idle: 3, allocated: 1, down: 2 });
         assert_eq!(states["backfill"], NodeStates { idle: 1, allocated: 0, down: 0 });
-        assert_eq!(super::states("Failed to connect to system component\n"), None);
+        assert_eq!(nodes("Failed to connect to system component\n"), None);
     }
 
     #[test]
     fn idle_nodes_are_windows_for_as_long_as_they_stay_free() {
-        let windows = windows(NODELIST).unwrap();
+        let windows = windows(&nodes(NODELIST).unwrap());
         let window = |num_nodes, wall_time_min| BackfillWindow { num_nodes, wall_time_min };
         assert_eq!(windows["default"], [window(2, 269), window(3, 59)]);
         assert_eq!(windows["backfill"], [window(1, 269)]);

@@ -12,7 +12,9 @@ use crate::scheduler::inventory::{MANY, UNLIMITED_MIN, Windows};
 
 /// Fields of `flux queue list -n -o`.
 pub const QUEUE_FORMAT: &str = "{queue}|{submission}|{scheduling}|{limits.timelimit}|{limits.max.nnodes}";
-/// Fields of `flux resource list -n -o`: the queues that may use some nodes, and how many these are.
+/// Fields of `flux resource list -n -o`: what some nodes do, the queues that may use them, and how many these are.
+pub const FORMAT: &str = "{state}|{queue}|{nnodes}";
+/// The same without what they do.
 pub const BY_QUEUE: &str = "{queue}|{nnodes}";
 
 /// Reads `flux resource list -n -o "{nnodes}|{ncores}|{ngpus}"`; `None` when the nodes can't be alike.
@@ -30,21 +32,45 @@ pub fn shape(text: &str) -> Option<NodeShape> {
     alike.then(|| NodeShape { cpus: cores / nodes, gpus: gpus / nodes, mem_mb: 0 })
 }
 
-/// Reads `flux resource list -n -o "{state}|{nnodes}"`: how many nodes are idle, allocated and down. A node with a
-/// job on some of its cores is listed as free, too.
+/// Nodes that do the same and that the same queues may use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Group<'a> {
+    state: &'a str,
+    /// With commas; empty for any queue.
+    queues: &'a str,
+    count: i32,
+}
+
+/// Reads `flux resource list -n -o` [`FORMAT`]: a line for each state and each set of queues.
 #[must_use]
-pub fn states(text: &str) -> NodeStates {
+pub fn groups(text: &str) -> Vec<Group<'_>> {
+    let group = |line| {
+        let fields: Vec<&str> = str::split(line, '|').map(str::trim).collect();
+        let [state, queues, count] = fields[..] else { return None };
+        Some(Group { state, queues, count: count.parse().ok()? })
+    };
+    text.lines().filter_map(group).collect()
+}
+
+/// How many nodes are idle, allocated and down. A node with a job on some of its cores is listed as free, too.
+#[must_use]
+pub fn states(groups: &[Group<'_>]) -> NodeStates {
     let mut states = NodeStates::default();
-    for line in text.lines() {
-        let Some((state, count)) = line.split_once('|') else { continue };
-        let Ok(count) = count.trim().parse::<i32>() else { continue };
-        match state.trim() {
-            "free" => states.idle = states.idle.saturating_add(count),
-            "allocated" => states.allocated = states.allocated.saturating_add(count),
-            _ => states.down = states.down.saturating_add(count),
-        }
+    for group in groups {
+        let kind = match group.state {
+            "free" => &mut states.idle,
+            "allocated" => &mut states.allocated,
+            _ => &mut states.down,
+        };
+        *kind = kind.saturating_add(group.count);
     }
     states
+}
+
+/// How many nodes are free, by queue; those that any queue may use are without a name.
+#[must_use]
+pub fn free(groups: &[Group<'_>]) -> BTreeMap<String, i32> {
+    sums(groups.iter().filter(|group| group.state == "free").map(|group| (group.queues, group.count)))
 }
 
 /// A queue that takes and starts jobs.
@@ -93,16 +119,22 @@ fn minutes(text: &str) -> Option<i32> {
 /// Nodes by queue, from [`BY_QUEUE`]; those that any queue may use are without a name.
 #[must_use]
 pub fn by_queue(text: &str) -> BTreeMap<String, i32> {
-    let mut nodes: BTreeMap<String, i32> = BTreeMap::new();
-    for line in text.lines() {
-        let Some((queues, count)) = line.split_once('|') else { continue };
-        let Ok(count) = count.trim().parse::<i32>() else { continue };
+    sums(text.lines().filter_map(|line| {
+        let (queues, count) = line.split_once('|')?;
+        Some((queues, count.trim().parse().ok()?))
+    }))
+}
+
+/// The nodes of each queue, given nodes and the queues that may use them, with commas.
+fn sums<'a>(nodes: impl Iterator<Item = (&'a str, i32)>) -> BTreeMap<String, i32> {
+    let mut sums: BTreeMap<String, i32> = BTreeMap::new();
+    for (queues, count) in nodes {
         for queue in queues.split(',') {
-            let sum = nodes.entry(queue.trim().to_owned()).or_default();
+            let sum = sums.entry(queue.trim().to_owned()).or_default();
             *sum = sum.saturating_add(count);
         }
     }
-    nodes
+    sums
 }
 
 /// How many nodes a queue may use.
@@ -155,9 +187,9 @@ free|enabled|started|inf|infinity
 
     #[test]
     fn every_node_is_idle_allocated_or_down() {
-        let text = "free|3\nallocated|2\ndown|1\na-new-word|4\nfree|x\nnonsense\n";
-        assert_eq!(states(text), NodeStates { idle: 3, allocated: 2, down: 5 });
-        assert_eq!(states(""), NodeStates::default());
+        let text = "free|batch|2\nfree|batch,debug|1\nallocated||2\ndown|debug|1\na-new-word||4\nfree||x\nnonsense\n";
+        assert_eq!(states(&groups(text)), NodeStates { idle: 3, allocated: 2, down: 5 });
+        assert_eq!(states(&groups("")), NodeStates::default());
     }
 
     fn limit(max_nodes: i32, max_walltime: i32) -> QueueLimits {
@@ -179,7 +211,8 @@ free|enabled|started|inf|infinity
 
     #[test]
     fn free_nodes_are_windows() {
-        let windows = windows(&queues(QUEUES), &by_queue("batch|3\ndebug|7\n"));
+        let text = "free|batch|2\nfree|batch,debug|1\nfree|debug|6\nallocated|batch|9\n";
+        let windows = windows(&queues(QUEUES), &free(&groups(text)));
         let window = |num_nodes, wall_time_min| BackfillWindow { num_nodes, wall_time_min };
         assert_eq!(windows["batch"], [window(3, 480)]);
         assert_eq!(windows["debug"], [window(4, 60)]);

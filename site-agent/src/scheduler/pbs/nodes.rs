@@ -21,26 +21,34 @@ pub fn count(text: &str) -> i32 {
     i32::try_from(nodes(text).len()).unwrap_or(i32::MAX)
 }
 
-/// How many nodes have no job and could take one, by `pbsnodes -a`.
-#[must_use]
-pub fn idle(text: &str) -> i32 {
-    let free = nodes(text).into_iter().filter(|(_, fields)| {
-        fields.get("state").is_some_and(|state| state == "free") && fields.get("jobs").is_none_or(String::is_empty)
-    });
-    i32::try_from(free.count()).unwrap_or(i32::MAX)
+/// A virtual node: a machine, or one of its parts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VirtualNode {
+    /// The machine.
+    host: String,
+    state: State,
 }
 
-/// How many nodes are idle, allocated and down, by `pbsnodes -a -v`, which tells of each virtual node by itself: of a
-/// machine with several, `-a` alone prints one line of states that differ.
+/// What a virtual node does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// It has no job and could take one.
+    Idle,
+    /// It has one.
+    Allocated,
+    /// It takes none.
+    Down,
+}
+
+/// Reads `pbsnodes -a -v`, which tells of each virtual node by itself.
 #[must_use]
-pub fn states(text: &str) -> NodeStates {
-    let mut states = NodeStates::default();
-    for (_, fields) in nodes(text) {
+pub fn virtual_nodes(text: &str) -> Vec<VirtualNode> {
+    let node = |(name, fields): (String, BTreeMap<String, String>)| {
         // Several words may come together: `offline,job-busy`, `down,offline`.
         let state = fields.get("state").map_or("", String::as_str);
         let has = |words: &[&str]| state.split(',').any(|word| words.contains(&word.trim()));
         let with_jobs = fields.get("jobs").is_some_and(|jobs| !jobs.is_empty());
-        let kind = match () {
+        let state = match () {
             () if has(&[
                 "down",
                 "offline",
@@ -52,11 +60,36 @@ pub fn states(text: &str) -> NodeStates {
                 "provisioning",
             ]) =>
             {
-                &mut states.down
+                State::Down
             }
-            () if with_jobs || has(&["job-busy", "job-exclusive", "resv-exclusive", "busy"]) => &mut states.allocated,
-            () if has(&["free"]) => &mut states.idle,
-            () => &mut states.down,
+            () if with_jobs || has(&["job-busy", "job-exclusive", "resv-exclusive", "busy"]) => State::Allocated,
+            () if has(&["free"]) => State::Idle,
+            () => State::Down,
+        };
+        VirtualNode { host: fields.get("resources_available.host").cloned().unwrap_or(name), state }
+    };
+    nodes(text).into_iter().map(node).collect()
+}
+
+/// How many machines are idle in all of their parts.
+#[must_use]
+pub fn idle(nodes: &[VirtualNode]) -> i32 {
+    let mut hosts: BTreeMap<&str, bool> = BTreeMap::new();
+    for node in nodes {
+        *hosts.entry(&node.host).or_insert(true) &= node.state == State::Idle;
+    }
+    i32::try_from(hosts.values().filter(|idle| **idle).count()).unwrap_or(i32::MAX)
+}
+
+/// How many virtual nodes are idle, allocated and down.
+#[must_use]
+pub fn states(nodes: &[VirtualNode]) -> NodeStates {
+    let mut states = NodeStates::default();
+    for node in nodes {
+        let kind = match node.state {
+            State::Idle => &mut states.idle,
+            State::Allocated => &mut states.allocated,
+            State::Down => &mut states.down,
         };
         *kind = kind.saturating_add(1);
     }
@@ -169,17 +202,34 @@ mod tests {
             node("state-unknown,down", ""),
             node("a-word-from-the-future", ""),
         ];
-        assert_eq!(states(&text.join("\n")), NodeStates { idle: 1, allocated: 3, down: 4 });
-        assert_eq!(states(""), NodeStates::default());
+        assert_eq!(states(&virtual_nodes(&text.join("\n"))), NodeStates { idle: 1, allocated: 3, down: 4 });
+        assert_eq!(states(&[]), NodeStates::default());
     }
 
     #[test]
     fn nodes_without_jobs_are_windows() {
-        let recorded = PBSNODES;
-        assert_eq!((count(recorded), idle(recorded)), (1, 0));
+        let found = |text: &str| (count(text), idle(&virtual_nodes(text)));
+        assert_eq!(found(PBSNODES), (1, 0));
         let two = "n1\n     state = free\n     pcpus = 2\nn2\n     state = free\n     jobs = 1.head/0\nn3\n     state = down\n";
-        assert_eq!((count(two), idle(two)), (3, 1));
+        assert_eq!(found(two), (3, 1));
         let windows = windows(1, &queues(QUEUES, 3));
         assert_eq!(windows["debug"], [BackfillWindow { num_nodes: 1, wall_time_min: 60 }]);
+    }
+
+    #[test]
+    fn a_machine_is_idle_when_all_of_its_parts_are() {
+        let part = |name: &str, host: &str, state: &str| {
+            format!("{name}\n     state = {state}\n     resources_available.host = {host}\n")
+        };
+        let text = [
+            part("a[0]", "a", "free"),
+            part("a[1]", "a", "free"),
+            part("b[0]", "b", "free"),
+            part("b[1]", "b", "job-busy"),
+            part("c", "c", "free"),
+        ];
+        let nodes = virtual_nodes(&text.join("\n"));
+        assert_eq!(idle(&nodes), 2);
+        assert_eq!(states(&nodes), NodeStates { idle: 4, allocated: 1, down: 0 });
     }
 }

@@ -14,44 +14,66 @@ pub const SINFO_FORMAT: &str = "%R|%a|%l|%D|%t";
 /// Fields of `sacctmgr -n -P show associations`: account, partition, most jobs that are not over.
 pub const ASSOCIATION_FORMAT: &str = "format=account,partition,maxsubmitjobs";
 
-/// Idle nodes of each partition that is up, from `sinfo -h -o` [`SINFO_FORMAT`].
+/// Nodes of a partition that do the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Row<'a> {
+    partition: &'a str,
+    is_up: bool,
+    /// `None` for a limit that is not understood.
+    max_minutes: Option<i32>,
+    count: i32,
+    state: &'a str,
+}
+
+/// Reads `sinfo -h -o` [`SINFO_FORMAT`].
 #[must_use]
-pub fn windows(text: &str) -> BTreeMap<String, Vec<BackfillWindow>> {
+pub fn rows(text: &str) -> Vec<Row<'_>> {
+    let row = |line| {
+        let fields: Vec<&str> = str::split(line, '|').map(str::trim).collect();
+        let [partition, availability, limit, nodes, state] = fields[..] else { return None };
+        Some(Row {
+            partition: partition.trim_end_matches('*'),
+            is_up: availability == "up",
+            max_minutes: minutes(limit),
+            count: nodes.parse().ok()?,
+            state,
+        })
+    };
+    text.lines().filter_map(row).collect()
+}
+
+/// Idle nodes of each partition that is up.
+#[must_use]
+pub fn windows(rows: &[Row<'_>]) -> BTreeMap<String, Vec<BackfillWindow>> {
     let mut windows: BTreeMap<String, Vec<BackfillWindow>> = BTreeMap::new();
-    for line in text.lines() {
-        let fields: Vec<&str> = line.split('|').map(str::trim).collect();
-        let [partition, availability, limit, nodes, state] = fields[..] else { continue };
-        let entry = windows.entry(partition.trim_end_matches('*').into()).or_default();
+    for row in rows {
+        let entry = windows.entry(row.partition.into()).or_default();
         // A mark behind the state (`idle*`, `idle~`) says that the node does not answer, is off, or will be.
-        let (Some(wall_time_min), Ok(num_nodes)) = (minutes(limit), nodes.parse()) else { continue };
-        if availability == "up" && state == "idle" && num_nodes > 0 {
-            entry.push(BackfillWindow { num_nodes, wall_time_min });
+        if row.is_up && row.state == "idle" && row.count > 0 {
+            entry.extend(row.max_minutes.map(|wall_time_min| BackfillWindow { num_nodes: row.count, wall_time_min }));
         }
     }
     windows
 }
 
-/// What the nodes of each partition do, from `sinfo -h -o` [`SINFO_FORMAT`].
+/// What the nodes of each partition do.
 #[must_use]
-pub fn states(text: &str) -> BTreeMap<String, NodeStates> {
+pub fn states(rows: &[Row<'_>]) -> BTreeMap<String, NodeStates> {
     let mut states: BTreeMap<String, NodeStates> = BTreeMap::new();
-    for line in text.lines() {
-        let fields: Vec<&str> = line.split('|').map(str::trim).collect();
-        let [partition, availability, _, nodes, state] = fields[..] else { continue };
-        let Ok(count) = nodes.parse::<i32>() else { continue };
-        let entry = states.entry(partition.trim_end_matches('*').into()).or_default();
-        let word = state.trim_end_matches(|mark: char| !mark.is_ascii_alphanumeric());
-        let marks = &state[word.len()..];
+    for row in rows {
+        let entry = states.entry(row.partition.into()).or_default();
+        let word = row.state.trim_end_matches(|mark: char| !mark.is_ascii_alphanumeric());
+        let marks = &row.state[word.len()..];
         let kind = match word {
             _ if marks.contains('*') => &mut entry.down,
             // A node that drains still runs its job; one that is planned is promised to a job.
             "alloc" | "allocated" | "mix" | "mixed" | "comp" | "completing" | "drng" | "draining" | "failg"
             | "failing" | "plnd" | "planned" => &mut entry.allocated,
             "idle" if marks == "-" => &mut entry.allocated,
-            "idle" if marks.is_empty() && availability == "up" => &mut entry.idle,
+            "idle" if marks.is_empty() && row.is_up => &mut entry.idle,
             _ => &mut entry.down,
         };
-        *kind = kind.saturating_add(count);
+        *kind = kind.saturating_add(row.count);
     }
     states
 }
@@ -161,7 +183,7 @@ mod tests {
     fn idle_nodes_are_windows() {
         let text =
             "debug|up|2:00:00|1|drain\ndebug|up|2:00:00|2|idle\ndebug|up|2:00:00|1|idle*\nclosed|down|1:00:00|2|idle\n";
-        let windows = windows(text);
+        let windows = windows(&rows(text));
         assert_eq!(windows["debug"], [BackfillWindow { num_nodes: 2, wall_time_min: 120 }]);
         assert_eq!(windows["closed"], []);
     }
@@ -171,7 +193,7 @@ mod tests {
         let text = "debug*|up|2:00:00|1|drain\ndebug*|up|2:00:00|2|idle\ndebug*|up|2:00:00|3|mix\ndebug*|up|2:00:00|4|alloc#\n\
             debug*|up|2:00:00|5|idle~\ndebug*|up|2:00:00|6|drng\ndebug*|up|2:00:00|7|alloc*\ndebug*|up|2:00:00|8|idle-\n\
             debug*|up|2:00:00|9|nobodyknows\nshort|up|5:00|0|n/a\nclosed|down|1:00:00|4|idle\nshift|ed|row\n";
-        let states = states(text);
+        let states = states(&rows(text));
         assert_eq!(states["debug"], NodeStates { idle: 2, allocated: 3 + 4 + 6 + 8, down: 1 + 5 + 7 + 9 });
         assert_eq!(states["short"], NodeStates::default());
         assert_eq!(states["closed"], NodeStates { idle: 0, allocated: 0, down: 4 });
