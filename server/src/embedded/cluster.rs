@@ -12,7 +12,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail, ensure};
-use nix::unistd::{Uid, User, geteuid};
+use nix::unistd::{Uid, User, geteuid, syncfs};
 use tokio::process::Command;
 
 use super::{Options, USER, binaries::Binaries, postmaster::Postmaster};
@@ -262,7 +262,11 @@ async fn make(place: &Path, binaries: &Binaries, run_as: Option<&User>, options:
     }
     DirBuilder::new().mode(0o700).create(&made).with_context(|| format!("can't make {}", made.display()))?;
     give_to(&made, run_as)?;
-    if let Err(error) = initdb(&made, binaries, run_as, options).await {
+    let written = async {
+        initdb(&made, binaries, run_as).await?;
+        if options.durable { to_disk(&made).await } else { Ok(()) }
+    };
+    if let Err(error) = written.await {
         // What is left is removed by the next start, or is empty.
         let _ = fs::remove_dir_all(&made);
         return Err(error);
@@ -276,15 +280,14 @@ async fn make(place: &Path, binaries: &Binaries, run_as: Option<&User>, options:
     placed.with_context(|| format!("can't make {}", place.display()))
 }
 
-async fn initdb(dir: &Path, binaries: &Binaries, run_as: Option<&User>, options: Options) -> anyhow::Result<()> {
+async fn initdb(dir: &Path, binaries: &Binaries, run_as: Option<&User>) -> anyhow::Result<()> {
     tracing::info!(folder = %dir.display(), version = binaries.major, "making the embedded database");
     let mut command = base_command(&binaries.program("initdb"), run_as);
     // No password: the socket's folder is closed to others. C collation: the order of texts does
     // not change with the machine's libraries.
     command.arg("-D").arg(dir).args(["-U", USER, "--auth=trust", "-E", "UTF8", "--locale=C", "--no-instructions"]);
-    if !options.durable {
-        command.arg("--no-sync");
-    }
+    // It would wait for the disk once for each of a thousand files; `to_disk` waits once.
+    command.arg("--no-sync");
     // Ctrl-C is for the service, which ends in order.
     command.process_group(0);
     let output = tokio::time::timeout(INITDB_TIMEOUT, command.kill_on_drop(true).output())
@@ -298,6 +301,13 @@ async fn initdb(dir: &Path, binaries: &Binaries, run_as: Option<&User>, options:
         String::from_utf8_lossy(&output.stderr).trim()
     );
     Ok(())
+}
+
+/// Waits until what was written is on the disk: a cluster that is in its place must be whole, whatever happens to the machine.
+async fn to_disk(dir: &Path) -> anyhow::Result<()> {
+    let folder = File::open(dir).with_context(|| format!("can't enter {}", dir.display()))?;
+    let synced = tokio::task::spawn_blocking(move || syncfs(&folder)).await.context("can't wait for the disk")?;
+    synced.with_context(|| format!("can't write {} to the disk", dir.display()))
 }
 
 /// Whether the user can get through to the folder; asks the system, which knows of access lists.
