@@ -13,7 +13,7 @@ use std::{
 
 use copal_agent::scheduler::{self, EndReason, Ending, Scheduler, Status, SubmitError, SubmitSpec, Tracked, inventory};
 use copal_client::SiteDir;
-use copal_schemas::settings::Settings;
+use copal_schemas::settings::{QueueLimits, Settings};
 
 /// Set in the process that has the stand-ins on its PATH.
 const INSIDE: &str = "STANDIN_QUEUE";
@@ -154,9 +154,21 @@ impl Bed {
         fs::remove_file(self.queue.join("nodes")).unwrap();
     }
 
+    /// Queues that take jobs, with what this user may have in them.
+    async fn queues_and_accounts(&self) {
+        fs::write(self.queue.join("nodes"), "n7\nn8\n").unwrap();
+        let found = inventory::of(&settings(self.kind)).discover().await.unwrap().unwrap();
+        let limits = QueueLimits { max_nodes: 2, max_walltime: 60, max_queued_jobs: 5 };
+        assert_eq!(found.queues, [("debug".to_owned(), limits)].into());
+        let projects: &[&str] = if self.kind == "flux" { &["proj"] } else { &[] };
+        assert_eq!(found.projects, projects);
+        fs::remove_file(self.queue.join("nodes")).unwrap();
+    }
+
     /// The life of jobs from submission to every kind of end.
     async fn whole_life(&self) {
         self.nodes_at_a_glance().await;
+        self.queues_and_accounts().await;
         assert_eq!(self.scheduler.find("cp0").await.unwrap(), None);
         self.set("hold", true);
         let waiting = self.submit("cp1", "echo hello; exit 7").await;
@@ -215,7 +227,7 @@ async fn a_pbs_server() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_lsf_cluster() {
-    if inside("lsf", "an_lsf_cluster", &["bsub", "bjobs", "bhist", "bkill", "bhosts", "bqueues", "bslots"]) {
+    if inside("lsf", "an_lsf_cluster", &["bsub", "bjobs", "bhist", "bkill", "bhosts", "bqueues", "bslots", "busers"]) {
         Bed::new("lsf").whole_life().await;
     }
 }

@@ -3,6 +3,7 @@
 
 pub mod nodes;
 pub mod parse;
+pub mod queues;
 
 use std::{fs, path::PathBuf, time::Duration};
 
@@ -14,13 +15,15 @@ use super::{
     Adapter, SchedulerError, Status, SubmitError, SubmitSpec, Tracked,
     command::{CommandError, Runner, batches},
     ids,
-    inventory::{Inventory, Nodes},
+    inventory::{Discovered, Inventory, Nodes},
     listing::Listing,
     reply::SubmitReply,
     user_name,
 };
 
 const RUNNER: Runner = Runner { limit: Duration::from_secs(90), env: &[("QSTAT_HEADER", parse::HEADER)], scrub };
+/// For what has columns of its own.
+const PLAIN: Runner = Runner { env: &[], ..RUNNER };
 
 /// What Cobalt sets in an allocation, and options that a user gives qsub and qstat by variables.
 fn scrub(name: &str) -> bool {
@@ -109,6 +112,17 @@ impl Inventory for Machine {
                 windows: Some(nodes::windows(&nodes)),
                 states: Some(nodes::states(&nodes)),
             })
+        }
+        .boxed()
+    }
+
+    /// Cobalt does not know who may pay.
+    fn discover(&self) -> BoxFuture<'_, Result<Option<Discovered>, SchedulerError>> {
+        async {
+            let queues = queues::queues(&PLAIN.run_ok("qstat", &["-Q"]).await?, user_name().as_deref());
+            let text = RUNNER.run_ok("nodelist", &[]).await?;
+            let nodes = nodes::nodes(&text).ok_or_else(|| SchedulerError::unread("nodelist", &text))?;
+            Ok(Some(Discovered { queues: queues::limits(&queues, &nodes), projects: Vec::new() }))
         }
         .boxed()
     }

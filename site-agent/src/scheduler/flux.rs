@@ -1,6 +1,7 @@
 //! Flux: argv in, text out; reading the text is `flux/parse.rs`. The instance is the one that `FLUX_URI`
 //! or the system names.
 
+pub mod banks;
 pub mod nodes;
 pub mod parse;
 
@@ -16,6 +17,7 @@ use super::{
     inventory::{Discovered, Inventory, Nodes},
     listing::Listing,
     reply::SubmitReply,
+    user_name,
 };
 
 const RUNNER: Runner = Runner { limit: Duration::from_secs(90), env: &[], scrub };
@@ -105,12 +107,16 @@ impl Inventory for Machine {
         .boxed()
     }
 
-    /// Flux itself does not know who may pay.
+    /// Who may pay knows flux-accounting, which not every system has.
     fn discover(&self) -> BoxFuture<'_, Result<Option<Discovered>, SchedulerError>> {
         async {
-            let all = resources("all", nodes::BY_QUEUE).await.unwrap_or_default();
-            let queues = nodes::limits(&queues().await?, &nodes::by_queue(&all));
-            Ok(Some(Discovered { queues, projects: Vec::new() }))
+            let all = resources("all", nodes::BY_QUEUE).await?;
+            let mut queues = nodes::limits(&queues().await?, &nodes::by_queue(&all));
+            let user = user_name().unwrap_or_default();
+            let accounts = RUNNER.run_ok("flux", &["account", "view-user", &user]).await.unwrap_or_default();
+            let associations = banks::associations(&accounts);
+            banks::limit(&mut queues, &associations);
+            Ok(Some(Discovered { queues, projects: banks::names(&associations) }))
         }
         .boxed()
     }

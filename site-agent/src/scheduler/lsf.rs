@@ -20,7 +20,7 @@ use super::{
     Adapter, SchedulerError, Status, SubmitError, SubmitSpec, Tracked,
     command::{CommandError, Runner, batches},
     ids,
-    inventory::{Discovered, Inventory, Nodes},
+    inventory::{Discovered, Inventory, MANY, Nodes},
     listing::Listing,
     reply::SubmitReply,
     user_name,
@@ -150,8 +150,13 @@ impl Inventory for Machine {
     fn discover(&self) -> BoxFuture<'_, Result<Option<Discovered>, SchedulerError>> {
         async {
             let queues = queues::queues(&RUNNER.run_ok("bqueues", &["-l"]).await?);
-            let hosts = RUNNER.run_ok("bhosts", &["-w"]).await.ok().and_then(|text| nodes::hosts(&text));
-            Ok(Some(Discovered { queues: queues::limits(&queues, &hosts.unwrap_or_default()), projects: Vec::new() }))
+            let text = RUNNER.run_ok("bhosts", &["-w"]).await?;
+            let hosts = nodes::hosts(&text).ok_or_else(|| SchedulerError::unread("bhosts", &text))?;
+            let mut queues = queues::limits(&queues, &hosts);
+            // One user may have fewer jobs waiting than a queue takes.
+            let pending = RUNNER.run_ok("busers", &["-w"]).await.ok().and_then(|text| queues::max_pending(&text));
+            queues.values_mut().for_each(|limits| limits.max_queued_jobs = pending.unwrap_or(MANY));
+            Ok(Some(Discovered { queues, projects: Vec::new() }))
         }
         .boxed()
     }

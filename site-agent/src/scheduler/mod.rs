@@ -166,6 +166,13 @@ pub enum SchedulerError {
     File(#[from] RecordError),
 }
 
+impl SchedulerError {
+    /// An answer that is not what the command prints.
+    fn unread(command: &str, text: &str) -> Self {
+        Self::Answer { command: command.into(), text: text.trim().chars().take(200).collect() }
+    }
+}
+
 /// A submission that did not succeed.
 #[derive(Debug, thiserror::Error)]
 pub enum SubmitError {

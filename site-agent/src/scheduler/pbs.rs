@@ -120,7 +120,7 @@ impl Inventory for Machine {
     fn discover(&self) -> BoxFuture<'_, Result<Option<Discovered>, SchedulerError>> {
         async {
             let queues = RUNNER.run_ok("qstat", &["-Q", "-f"]).await?;
-            let nodes = RUNNER.run_ok("pbsnodes", &["-a"]).await.unwrap_or_default();
+            let nodes = RUNNER.run_ok("pbsnodes", &["-a"]).await?;
             Ok(Some(Discovered { queues: nodes::queues(&queues, nodes::count(&nodes)), projects: Vec::new() }))
         }
         .boxed()

@@ -1,5 +1,6 @@
-"""flux batch, jobs, cancel, hostlist, queue and resource, as flux-core has them."""
+"""flux batch, jobs, cancel, hostlist, queue and resource, as flux-core has them, and flux account of flux-accounting."""
 import argparse
+import json
 import os
 import re
 
@@ -67,8 +68,14 @@ def queue(arguments):
     print("debug|enabled|started|3600.0|2\nclosed|disabled|started|inf|inf")
 
 
+def account(arguments):
+    assert arguments[0] == "view-user" and len(arguments) == 2
+    print(json.dumps([{"username": arguments[1], "bank": bank, "active": active, "max_active_jobs": 5, "max_nodes": 2147483647}
+                      for bank, active in (("proj", 1), ("old", 0))], indent=2))
+
+
 def flux(arguments):
-    commands = {"batch": batch, "jobs": list_jobs, "cancel": cancel, "hostlist": hostlist, "resource": resource, "queue": queue}
+    commands = {"account": account, "batch": batch, "jobs": list_jobs, "cancel": cancel, "hostlist": hostlist, "resource": resource, "queue": queue}
     commands[arguments[0]](arguments[1:])
 
 

@@ -1,4 +1,4 @@
-"""bsub, bjobs, bhist, bkill, bhosts, bqueues and bslots, as LSF 10.1 has them."""
+"""bsub, bjobs, bhist, bkill, bhosts, bqueues, bslots and busers, as LSF 10.1 has them."""
 import argparse
 import json
 import re
@@ -82,8 +82,14 @@ def bqueues(arguments):
         print("-" * 78)
 
 
+def busers(arguments):
+    assert arguments == ["-w"]
+    print("USER/GROUP          JL/P    MAX  NJOBS   PEND    RUN  SSUSP  USUSP    RSV  MPEND")
+    print("me                     -      -      0      0      0      0      0      0      5")
+
+
 def bslots(_):
     print("No backfill window exists at this time")
 
 
-COMMANDS = {"bsub": bsub, "bjobs": bjobs, "bhist": bhist, "bkill": bkill, "bhosts": bhosts, "bqueues": bqueues, "bslots": bslots}
+COMMANDS = {"bsub": bsub, "bjobs": bjobs, "bhist": bhist, "bkill": bkill, "bhosts": bhosts, "bqueues": bqueues, "bslots": bslots, "busers": busers}

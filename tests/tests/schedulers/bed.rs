@@ -20,7 +20,7 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(90);
 fn commands(kind: &str) -> &'static [&'static str] {
     match kind {
         "pbs" => &["qsub", "qselect", "qstat", "qdel", "pbsnodes"],
-        "lsf" => &["bsub", "bjobs", "bhist", "bkill", "bhosts", "bqueues", "bslots"],
+        "lsf" => &["bsub", "bjobs", "bhist", "bkill", "bhosts", "bqueues", "bslots", "busers"],
         "cobalt" => &["qsub", "qstat", "qdel", "nodelist"],
         "flux" => &["flux"],
         other => panic!("no stand-ins for {other}"),

@@ -14,9 +14,9 @@ use crate::bed::{Bed, LIMIT};
 /// The part of a Site's life that every scheduler must allow.
 fn a_site_on(kind: &'static str) {
     let bed = Bed::new(kind);
-    // What `site init` found out needs no editing. Cobalt tells nothing.
+    // What `site init` found out needs no editing.
     let settings = bed.settings();
-    assert!(kind == "cobalt" || settings.contains(r#"allowed_queues: {"debug":{"max_nodes":"#), "{settings}");
+    assert!(settings.contains(r#"allowed_queues: {"debug":{"max_nodes":"#), "{settings}");
     // Any queue may be asked for, so that the scheduler gets to refuse one.
     bed.set_settings(&[("sync_period", "0.5"), ("idle_ttl_sec", "2"), ("allowed_queues", "{}")]);
     bed.copal(&["site", "start"]);

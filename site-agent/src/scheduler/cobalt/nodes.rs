@@ -13,16 +13,18 @@ pub struct Node<'a> {
     backfill_min: i32,
 }
 
-/// Reads `nodelist`: a line of names (`Node_id Name Queues Status … Backfill`), a line of `=`, a node a line. `None` for
-/// another text.
+/// Reads `nodelist`: a line of names (`Node_id Name Queues Status … Backfill` on a Cray, `Host Queue State Backfill` on a
+/// cluster), a line of `=`, a node a line. `None` for another text.
 #[must_use]
 pub fn nodes(text: &str) -> Option<Vec<Node<'_>>> {
     let mut lines = text.lines().filter(|line| !line.trim().is_empty());
     let headings: Vec<&str> = lines.next()?.split_whitespace().collect();
-    let column = |name: &str| headings.iter().position(|heading| *heading == name);
-    let (queues, status, backfill) = (column("Queues")?, column("Status")?, column("Backfill"));
+    let column = |names: &[&str]| headings.iter().position(|heading| names.contains(heading));
+    let (queues, status) = (column(&["Queues", "Queue"])?, column(&["Status", "State"])?);
+    let backfill = column(&["Backfill"]);
     let rows = lines.filter(|line| !line.starts_with('=')).map(|line| line.split_whitespace().collect::<Vec<&str>>());
-    let nodes = rows.filter_map(|fields| {
+    // Of a node that is in no queue the state would be taken for one.
+    let nodes = rows.filter(|fields| fields.len() == headings.len()).filter_map(|fields| {
         Some(Node {
             queues: fields.get(queues)?.split(':').collect(),
             status: fields.get(status)?,
@@ -30,6 +32,13 @@ pub fn nodes(text: &str) -> Option<Vec<Node<'_>>> {
         })
     });
     Some(nodes.collect())
+}
+
+impl Node<'_> {
+    /// Whether jobs of the queue may get it.
+    pub(super) fn serves(&self, queue: &str) -> bool {
+        self.queues.contains(&queue)
+    }
 }
 
 /// How many nodes of each queue are idle, allocated and down.
@@ -76,7 +85,7 @@ pub fn windows(nodes: &[Node<'_>]) -> BTreeMap<String, Vec<BackfillWindow>> {
 }
 
 /// `HH:MM:SS` in whole minutes.
-fn minutes(text: &str) -> Option<i32> {
+pub(super) fn minutes(text: &str) -> Option<i32> {
     let parts = text.split(':').map(|part| part.parse::<i32>().ok()).collect::<Option<Vec<i32>>>()?;
     let [hours, minutes, _] = parts[..] else { return None };
     hours.checked_mul(60)?.checked_add(minutes)
@@ -103,6 +112,17 @@ Node_id  Name         Queues            Status   MCDRAM  NUMA  Backfill
         assert_eq!(states["default"], NodeStates { idle: 3, allocated: 1, down: 2 });
         assert_eq!(states["backfill"], NodeStates { idle: 1, allocated: 0, down: 0 });
         assert_eq!(nodes("Failed to connect to system component\n"), None);
+    }
+
+    #[test]
+    fn a_cluster_lists_its_nodes_under_other_names() {
+        let text = "Host      Queue           State      Backfill\n============================================\n\
+                    gpu01     single:default  idle       01:30:00\ngpu02     default         allocated  -\n\
+                    gpu03                     idle       -\n";
+        let nodes = nodes(text).unwrap();
+        assert_eq!(states(&nodes)["default"], NodeStates { idle: 1, allocated: 1, down: 0 });
+        assert_eq!(windows(&nodes)["single"], [BackfillWindow { num_nodes: 1, wall_time_min: 90 }]);
+        assert_eq!(nodes.len(), 2);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use crate::scheduler::inventory::{MANY, UNLIMITED_MIN, Windows};
 pub struct Queue {
     name: String,
     max_minutes: i32,
-    /// The most tasks of a job; `None` for no limit.
+    /// The most tasks that a job can have; `None` for no limit.
     max_tasks: Option<i32>,
     /// Hosts that it may use; `None` for all, or where groups of hosts are named.
     hosts: Option<Vec<String>>,
@@ -52,7 +52,13 @@ fn queue(block: &str) -> Option<Queue> {
     let max_minutes = below("RUNLIMIT").and_then(|(column, values)| minutes(values, column)).unwrap_or(UNLIMITED_MIN);
     // One number is the most; of two or three the last is.
     let tasks = below("TASKLIMIT").or_else(|| below("PROCLIMIT"));
-    let max_tasks = tasks.and_then(|(_, values)| values.split_whitespace().last()?.parse().ok());
+    let most_of_a_job = tasks.and_then(|(_, values)| values.split_whitespace().last()?.parse().ok());
+    // What all jobs of the queue, and those of one user in it, may have at a time; `-` for no limit.
+    let slots = |name: &str| -> Option<i32> {
+        let column = lines[statistics].split_whitespace().position(|word| word == name)?;
+        lines.get(statistics + 1)?.split_whitespace().nth(column)?.parse().ok()
+    };
+    let max_tasks = [most_of_a_job, slots("MAX"), slots("JL/U")].into_iter().flatten().min();
     let hosts = lines.iter().find_map(|line| line.strip_prefix("HOSTS:")).map_or_else(Vec::new, |names| {
         // `host+2` is preferred to others.
         names.split_whitespace().map(|name| name.split('+').next().unwrap_or(name).to_owned()).collect()
@@ -93,6 +99,18 @@ pub fn holes(text: &str) -> Vec<Hole> {
         (!words.is_empty()).then_some(Hole { slots, minutes })
     };
     text.lines().filter_map(hole).collect()
+}
+
+/// How many jobs of the user may wait, by `busers -w`: a line of headings, then the user. The column is `MPJOBS`, before
+/// LSF counted slots and jobs apart `MPEND`; `-` for no limit.
+#[must_use]
+pub fn max_pending(text: &str) -> Option<i32> {
+    let mut lines = text.lines().map(|line| line.split_whitespace().collect::<Vec<&str>>());
+    let headings = lines.next()?;
+    let column = |name: &str| headings.iter().position(|heading| *heading == name);
+    let column = column("MPJOBS").or_else(|| column("MPEND"))?;
+    let limit: i32 = lines.next()?.get(column)?.parse().ok()?;
+    Some(limit.clamp(0, MANY))
 }
 
 impl Queue {
@@ -202,6 +220,32 @@ h5                 ok                 -     42      0      0      0      0      
         assert!(queues("LSF is down. Please wait ...").is_empty());
         assert_eq!(minutes("inf min", 0), Some(UNLIMITED_MIN));
         assert_eq!(minutes("-", 0), None);
+    }
+
+    #[test]
+    fn what_a_queue_and_a_user_may_have_at_a_time_limits_a_job() {
+        let limited = |most: &str, of_user: &str| {
+            let row = " 30    0  Open:Active       -    -    -    -    24";
+            let other = format!(" 30    0  Open:Active       {most}    {of_user}    -    -    24");
+            limits(&queues(&QUEUES.replace(row, &other)), &nodes::hosts(HOSTS).unwrap())["batch"].max_nodes
+        };
+        assert_eq!((limited("-", "-"), limited("2", "-"), limited("40", "1")), (3, 2, 1));
+    }
+
+    #[test]
+    fn what_a_user_may_have_pending_is_found() {
+        let old = |limit: &str| {
+            let headings = "USER/GROUP          JL/P    MAX  NJOBS   PEND    RUN  SSUSP  USUSP    RSV  MPEND";
+            max_pending(&format!(
+                "{headings}\nann                    -      -     12      4      8      0      0      0 {limit}\n"
+            ))
+        };
+        assert_eq!((old("10"), old("2147483647")), (Some(10), Some(MANY)));
+        assert_eq!((old("-"), old("")), (None, None));
+        let new = "USER/GROUP JL/P MAX NJOBS PEND RUN SSUSP USUSP RSV NJOBS PJOBS MPEND MPJOBS\n\
+                   ann - - 12 4 8 0 0 0 3 1 640 20\n";
+        assert_eq!(max_pending(new), Some(20));
+        assert_eq!((max_pending(""), max_pending("ann: No such user.\n")), (None, None));
     }
 
     #[test]
