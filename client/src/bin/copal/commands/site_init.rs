@@ -25,7 +25,7 @@ use crate::{
     failure::{Failure, Result},
     interrupt::hearing,
     output::is_interactive,
-    prompt,
+    prompt, sites,
 };
 
 /// How long the scheduler may take to say what it has.
@@ -44,12 +44,13 @@ pub(super) async fn init(
     let folder_name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let name = match name {
         Some(name) => name.to_owned(),
-        None if !yes && is_interactive() => prompt::line("Name of the Site", Some(&folder_name), |_| Ok(()))?,
+        None if !yes && is_interactive() => {
+            let check = |name: &str| sites::check_name(name).map_err(|failure| failure.parts().0.to_owned());
+            prompt::line("Name of the Site", Some(&folder_name), check)?
+        }
         None => folder_name,
     };
-    if name.trim().is_empty() {
-        return Err(Failure::usage("the Site needs a name").hint("add --name NAME"));
-    }
+    sites::check_name(&name)?;
     // The login is checked before anything is made.
     let client = context.client()?;
     let found = discover(context, chosen).await;
@@ -148,7 +149,7 @@ async fn register(client: &Client, name: &str, path: &Path, settings: &Settings)
 /// What the machine's scheduler says about queues and accounts, as lines of `settings.yml`; empty where it says nothing.
 /// The settings of a named machine hold that already.
 async fn discover(context: Context, platform: &Platform) -> String {
-    if !matches!(platform.name, "slurm" | "pbs" | "lsf" | "flux") {
+    if !matches!(platform.name, "slurm" | "pbs" | "lsf" | "cobalt" | "flux") {
         return String::new();
     }
     match ask_scheduler(platform.name).await {
