@@ -122,7 +122,7 @@ async fn what_is_wrong_with_login_and_service_is_found() {
 
 #[tokio::test]
 async fn what_is_wrong_with_a_site_is_found() {
-    let desk = Desk::new().await;
+    let mut desk = Desk::new().await;
     let settings = desk.site_path().join("settings.yml");
     let good = fs::read_to_string(&settings).unwrap();
     let well = Findings::with_programs(&desk, None);
@@ -146,9 +146,15 @@ async fn what_is_wrong_with_a_site_is_found() {
     doctor.current_dir(&there);
     Findings::of(&desk, doctor).is("site", "wrong", "holds it to be in ~/site", "copal site mv ~/elsewhere");
     fs::rename(&there, &here).unwrap();
+    Findings::with_programs(&desk, None).is("site", "warning", "was not started yet", "copal site start");
     let mut database = desk.service.database().connect().await;
     sqlx::query("update sites set last_refresh = now() - interval '1 day'").execute(&mut database).await.unwrap();
     Findings::with_programs(&desk, None).is("site", "warning", "its agent was last heard of", "copal site start");
+    // A service that says nothing does not say that there is no such Site.
+    desk.service.stop().await;
+    let away = Findings::with_programs(&desk, None);
+    away.is("service", "wrong", "can't reach the service", "copal-server");
+    away.is("site", "ok", "the service can't be asked about it", "");
 }
 
 #[tokio::test]

@@ -135,7 +135,7 @@ async fn names_that_mean_nothing_or_too_much_list_what_could_be_meant() {
     );
     assert_eq!(
         refused("job wait --timeout -1"),
-        "2\nerror: unexpected argument '-1' found\nhint: to pass '-1' as a value, use '-- -1'; --help says more\n"
+        "2\nerror: unexpected argument '-1' found\nhint: copal job wait [OPTIONS] [IDS]...; --help says more\n"
     );
 }
 
@@ -188,5 +188,55 @@ async fn scripts_need_the_sites_own_machine() {
     assert_eq!(
         desk.refused(&["job", "submit", "job.sh", "--site", "far"]),
         "1\nerror: /home/far, the folder of the Site far, is not on this machine\nhint: run the command where it is\n"
+    );
+}
+
+#[tokio::test]
+async fn a_site_is_named_so_that_it_can_be_chosen() {
+    let desk = Desk::new().await;
+    let new = desk.programs.home().join("new");
+    let refused = |name: &str, why: &str| {
+        let told = format!(
+            "2\nerror: {name:?} can't be a Site's name: it {why}\n\
+             hint: choose another one: `copal site init FOLDER --name NAME`, `copal site rename NAME`\n"
+        );
+        let init = ["site", "init", new.to_str().unwrap(), "--name", name, "--platform", "local", "-y"];
+        assert_eq!(desk.refused(&init), told);
+        assert_eq!(desk.refused(&["site", "rename", name]), told);
+    };
+    refused("all", "means other Sites where one is chosen");
+    refused("42", "would be taken for an id");
+    refused("a,b", "has a comma, which stands between names of Sites");
+    refused("a\nb", "has a control character");
+    refused(" ", "is empty");
+    assert!(!new.exists());
+    assert_eq!(desk.json(&["site", "ls", "--fields", "name"]), serde_json::json!([{"name": "theta"}]));
+}
+
+#[tokio::test]
+async fn files_that_make_no_job_and_output_without_room_are_told() {
+    let desk = Desk::new().await;
+    let file = |name: &str, text: &str| fs::write(desk.site_path().join(name), text).unwrap();
+    file("empty.sh", " \n");
+    assert_eq!(
+        desk.refused(&["job", "submit", "empty.sh"]),
+        "1\nerror: the script empty.sh is empty\nhint: write the commands into it that the Job is to run\n"
+    );
+    let refused = |name: &str| desk.refused(&["job", "create", "-a", "Hello", "-w", "x/{index}", "--from", name]);
+    file("heading.csv", "name\n");
+    assert_eq!(
+        refused("heading.csv"),
+        "1\nerror: heading.csv has no row that makes a Job\n\
+         hint: a row for each Job is wanted, below the heading where the file is CSV\n"
+    );
+    file("one.json", "{\"name\": \"x\"}");
+    let told = refused("one.json");
+    assert!(told.starts_with("1\nerror: one.json: a list of objects is wanted: "), "{told}");
+    assert!(told.ends_with("\nhint: `copal job create --help` says what a table has\n"), "{told}");
+    let mut full = desk.copal(&["site", "ls"]);
+    full.stdout(fs::File::options().write(true).open("/dev/full").unwrap());
+    assert_eq!(
+        desk.told(&full.output().unwrap()),
+        "1\nerror: can't write to stdout: No space left on device (os error 28)\nhint: free some space\n"
     );
 }

@@ -38,6 +38,7 @@ async fn every_format_has_the_same_rows() {
     assert_eq!(desk.json(&["job", "ls", "--fields", "id", "--limit", "1"]), json!([{"id": 1}]));
     assert_eq!(desk.json(&["job", "ls", "--state", "FAILED"]), json!([]));
     assert_eq!(desk.ok(&["job", "ls", "--state", "FAILED", "-o", "jsonl"]), "");
+    assert_eq!(desk.ok(&["job", "ls", "--state", "FAILED", "-o", "csv", "--fields", "id,state"]), "id,state\n");
     assert_eq!(desk.ok(&["job", "ls", "--by-state", "-o", "csv"]), "PREPROCESSED\n3\n");
     let wide = desk.ok(&["job", "ls", "-o", "wide"]);
     assert!(wide.lines().next().unwrap().contains("RESOURCES"), "{wide}");
@@ -130,4 +131,25 @@ async fn colours_and_progress_stay_out_of_pipes() {
     assert_eq!(String::from_utf8_lossy(&output.stdout), "1-6001\n");
     let text = desk.ok(&["job", "ls", "--limit", "3"]);
     assert!(!text.contains('\u{1b}'), "{text}");
+}
+
+#[tokio::test]
+async fn events_of_one_moment_are_in_their_order() {
+    let desk = Desk::new().await;
+    desk.ok(&["job", "create", "-a", "Hello", "-w", "a", "-p", "name=x", "-y"]);
+    let login = [("username", "ann"), ("password", copal_tests::world::PASSWORD)];
+    let token = desk.service.api().post_form("/auth/password/login", &login).await.ok();
+    let user = desk.service.api().with_token(token["access_token"].as_str().unwrap());
+    for state in ["RUNNING", "RUN_DONE"] {
+        let change = json!({"state": state, "state_timestamp": "2100-01-01T00:00:00"});
+        user.put("/jobs/1", &change).await.ok();
+    }
+    let shown = desk.ok(&["job", "show", "1"]);
+    let events = shown.split_once("Events\n").unwrap().1;
+    assert!(events.find("RUNNING") < events.find("RUN_DONE"), "oldest first: {shown}");
+    let listed = desk.json(&["events", "ls", "--job", "1", "--fields", "to_state"]);
+    let states: Vec<&str> =
+        listed.as_array().unwrap().iter().map(|event| event["to_state"].as_str().unwrap()).collect();
+    let place = |state: &str| states.iter().position(|each| *each == state).unwrap();
+    assert!(place("RUN_DONE") < place("RUNNING"), "newest first: {states:?}");
 }

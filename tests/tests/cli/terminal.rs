@@ -88,7 +88,7 @@ async fn what_is_watched_follows_the_width_of_the_terminal() {
     };
     laid_out_for(160, 1);
     watch.resize(100);
-    laid_out_for(100, 3);
+    laid_out_for(100, 2);
     watch.resize(160);
     laid_out_for(160, 1);
     watch.interrupt();

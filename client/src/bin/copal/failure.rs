@@ -48,6 +48,14 @@ impl Failure {
         Self { exit: USAGE, ..Self::new(message).hint("--help says more") }
     }
 
+    /// Of a stream or a file: what could not be done, and why.
+    pub(crate) fn io(what: &str, error: &io::Error) -> Self {
+        let failure = Self::new(format!("{what}: {error}"));
+        let failure =
+            if error.kind() == io::ErrorKind::StorageFull { failure.hint("free some space") } else { failure };
+        Self { broken_pipe: error.kind() == io::ErrorKind::BrokenPipe, ..failure }
+    }
+
     /// With a line that says what to do.
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
@@ -127,7 +135,12 @@ fn root(error: &dyn Error) -> String {
 /// Why a call did not succeed, in one line without the remedy.
 pub(crate) fn describe(error: &ClientError) -> String {
     match error {
-        ClientError::Unreachable { url, source } => format!("can't reach the service at {url}: {}", root(source)),
+        ClientError::Unreachable { url, source } => {
+            let mut address = url.clone();
+            // What was asked is no part of where.
+            address.set_query(None);
+            format!("can't reach the service at {address}: {}", root(source))
+        }
         ClientError::Answer { url, source } => format!("the answer of {url} is not understood: {}", root(source)),
         ClientError::Problem(problem) => problem.detail.trim().trim_end_matches('.').to_owned(),
     }
@@ -137,6 +150,14 @@ impl From<ClientError> for Failure {
     fn from(error: ClientError) -> Self {
         let message = describe(&error);
         match error {
+            // To TLS an answer in plain text is a broken message.
+            ClientError::Unreachable { url, .. } if message.contains("InvalidContentType") => {
+                let mut plain = url;
+                plain.set_query(None);
+                // The scheme of an https address can always become http.
+                let _ = plain.set_scheme("http");
+                Self::new(message).hint(format!("what listens there speaks no TLS; if it is the service, use {plain}"))
+            }
             ClientError::Unreachable { .. } => Self::new(message)
                 .hint("start it with `copal-server`, or name another one with `copal login --url URL`"),
             ClientError::Answer { .. } => Self {
@@ -197,6 +218,9 @@ impl From<FileError> for Failure {
     fn from(error: FileError) -> Self {
         let hint = match &error {
             FileError::Content { .. } => "correct the file there and run the command again",
+            FileError::Write { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
+                "free some space there and run the command again"
+            }
             FileError::Read { .. } | FileError::Write { .. } => "check that the path exists and its permissions",
         };
         Self::new(one_line(&chain(&error))).hint(hint)
@@ -231,14 +255,33 @@ impl From<clap::Error> for Failure {
         for technical in ["invalid digit found in string", "invalid float literal"] {
             message = message.replace(technical, "a number is wanted");
         }
+        if let Some(without_scheme) = message.strip_suffix("relative URL without a base") {
+            message = format!("{without_scheme}an address begins with https:// or http://");
+        }
+        let message = range_in_words(&message).unwrap_or(message);
         let rest: Vec<String> = paragraphs.collect();
         let hint = rest
             .iter()
-            .find_map(|line| line.strip_prefix("tip: "))
+            .filter_map(|line| line.strip_prefix("tip: "))
+            // Nothing here takes a word that begins with a dash for a value, which is what this proposes.
+            .find(|tip| !tip.starts_with("to pass "))
             .or_else(|| rest.iter().find_map(|line| line.strip_prefix("Usage: ")))
             .map_or_else(|| "--help says more".into(), |line| format!("{line}; --help says more"));
         Self::usage(message).hint(hint)
     }
+}
+
+/// `0 is not in 1..=2147483647`, said as people say it.
+fn range_in_words(message: &str) -> Option<String> {
+    let (value, range) = message.rsplit_once(" is not in ")?;
+    let (least, most) = range.split_once("..")?;
+    let most = most.trim_start_matches('=');
+    let is_open = most.is_empty() || most == i32::MAX.to_string() || most == i64::MAX.to_string();
+    Some(if is_open {
+        format!("{value} is less than {least}")
+    } else {
+        format!("{value} is not from {least} to {most}")
+    })
 }
 
 impl From<dialoguer::Error> for Failure {
@@ -330,7 +373,23 @@ mod tests {
         hint: --help says more
         ");
         insta::assert_snapshot!(lines("copal queue submit -n 0 -t 5 -j mpi"), @r"
-        error: invalid value '0' for '--num-nodes <NODES>': 0 is not in 1..=2147483647
+        error: invalid value '0' for '--num-nodes <NODES>': 0 is less than 1
+        hint: --help says more
+        ");
+        insta::assert_snapshot!(lines("copal events ls --limit 0"), @r"
+        error: invalid value '0' for '--limit <NUMBER>': 0 is not from 1 to 100000
+        hint: --help says more
+        ");
+        insta::assert_snapshot!(lines("copal job ls --limit 0"), @r"
+        error: invalid value '0' for '--limit <NUMBER>': 0 is less than 1
+        hint: --help says more
+        ");
+        insta::assert_snapshot!(lines("copal job watch --timeout 5"), @r"
+        error: unexpected argument '--timeout' found
+        hint: copal job watch [OPTIONS] [IDS]...; --help says more
+        ");
+        insta::assert_snapshot!(lines("copal login --url 127.0.0.1:8642"), @r"
+        error: invalid value '127.0.0.1:8642' for '--url <URL>': an address begins with https:// or http://
         hint: --help says more
         ");
         insta::assert_snapshot!(lines("copal queue submit -n 1 -t 5 -p gpu:1"), @r#"

@@ -104,8 +104,8 @@ impl Output {
     pub(crate) fn text(self, text: &str) -> Result<()> {
         let text = if io::stdout().is_terminal() { harmless(text) } else { text.into() };
         let mut stdout = anstream::stdout().lock();
-        stdout.write_all(text.as_bytes())?;
-        Ok(stdout.flush()?)
+        let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
+        written.map_err(|error| Failure::io("can't write to stdout", &error))
     }
 
     /// A line for people. Nobody's failure when stderr is closed.

@@ -84,6 +84,12 @@ impl Records {
     pub(crate) fn finish(self) -> Result<()> {
         match self.format {
             Format::Json => self.out.text(if self.rows == 0 { "[]\n" } else { "\n]\n" }),
+            // Which columns there are is known without a row where they were asked for.
+            Format::Csv if self.rows == 0 && !self.fields.is_empty() => {
+                let mut text = String::new();
+                write_record(self.fields, &mut text)?;
+                self.out.text(&text)
+            }
             Format::Jsonl | Format::Csv => Ok(()),
             Format::Table | Format::Wide if self.rows == 0 => Ok(()),
             Format::Table | Format::Wide => self.out.text(&self.table.render(self.out.width())),
@@ -91,20 +97,25 @@ impl Records {
     }
 
     fn write_csv(&mut self, row: &Value, text: &mut String) -> Result<()> {
-        let mut writer = csv::Writer::from_writer(Vec::new());
         if self.rows == 0 {
             self.columns = columns(row, self.fields);
-            writer.write_record(&self.columns).map_err(io::Error::other)?;
+            write_record(&self.columns, text)?;
         }
         let cells = self.columns.iter().map(|column| match row.as_object() {
             Some(object) => plain(object.get(column).unwrap_or(&Value::Null)),
             None => plain(row),
         });
-        writer.write_record(cells).map_err(io::Error::other)?;
-        let bytes = writer.into_inner().map_err(io::Error::other)?;
-        text.push_str(&String::from_utf8_lossy(&bytes));
-        Ok(())
+        write_record(cells, text)
     }
+}
+
+/// Appends a line of CSV.
+fn write_record(cells: impl IntoIterator<Item = impl AsRef<[u8]>>, text: &mut String) -> Result<()> {
+    let mut writer = csv::Writer::from_writer(Vec::new());
+    writer.write_record(cells).map_err(io::Error::other)?;
+    let bytes = writer.into_inner().map_err(io::Error::other)?;
+    text.push_str(&String::from_utf8_lossy(&bytes));
+    Ok(())
 }
 
 /// The names over the columns of CSV: as asked for, else all, what names the row first.

@@ -64,7 +64,9 @@ pub(crate) fn read(path: &Path) -> Result<Rows> {
             _ => from_csv(text),
         },
     };
-    rows.map_err(|message| Failure::new(format!("{}: {message}", path.display())))
+    rows.map_err(|message| {
+        Failure::new(format!("{}: {message}", path.display())).hint("`copal job create --help` says what a table has")
+    })
 }
 
 fn from_csv(text: &str) -> std::result::Result<Rows, String> {
@@ -106,7 +108,8 @@ fn line_of(text: &str, position: &csv::Position) -> usize {
 }
 
 fn from_json(text: &str) -> std::result::Result<Rows, String> {
-    let items: Vec<&RawValue> = serde_json::from_str(text).map_err(|error| format!("{error}; a list is wanted"))?;
+    let items: Vec<&RawValue> =
+        serde_json::from_str(text).map_err(|error| format!("a list of objects is wanted: {error}"))?;
     let (mut seen, mut line) = (0, 1);
     let mut rows = Vec::new();
     for item in items {

@@ -1,5 +1,6 @@
 //! Which Sites `--site` means, and which App a name means. Pure: the lists are given.
 
+use chrono::TimeDelta;
 use copal_schemas::{SiteId, Timestamp, app::App, site::Site};
 
 use crate::{
@@ -52,9 +53,32 @@ impl Selector {
     }
 }
 
+/// Whether a Site may be named so: whatever its name, `--site` must be able to mean it and no other.
+///
+/// # Errors
+/// What is wrong with the name, and what to do.
+pub(crate) fn check_name(name: &str) -> Result<()> {
+    let wrong = match name {
+        _ if name.trim().is_empty() => "is empty",
+        "this" | "all" | "active" => "means other Sites where one is chosen",
+        _ if name.bytes().all(|byte| byte.is_ascii_digit()) => "would be taken for an id",
+        _ if name.contains(',') => "has a comma, which stands between names of Sites",
+        _ if name.contains(char::is_control) => "has a control character",
+        _ if name.trim() != name => "begins or ends with a space",
+        _ => return Ok(()),
+    };
+    Err(Failure::usage(format!("{name:?} can't be a Site's name: it {wrong}"))
+        .hint("choose another one: `copal site init FOLDER --name NAME`, `copal site rename NAME`"))
+}
+
 /// Whether the Site's agent gave news lately.
 pub(crate) fn is_active(site: &Site, now: Timestamp) -> bool {
     (now - site.last_refresh).num_minutes() < ACTIVE_MIN
+}
+
+/// Whether no agent ever gave news of it: a new Site has its own creation as its last news.
+pub(crate) fn is_unheard(site: &Site) -> bool {
+    site.last_refresh - site.creation_date < TimeDelta::milliseconds(100)
 }
 
 /// The Sites that are meant, in the order of their ids; never none.
@@ -209,6 +233,20 @@ mod tests {
         assert_eq!(chosen(Some("theta, 3"), None).unwrap(), [1, 3]);
         assert_eq!(chosen(Some("lus"), None).unwrap(), [1, 2]);
         assert_eq!(chosen(Some("2"), None).unwrap(), [2], "an id comes before a name");
+    }
+
+    #[test]
+    fn a_name_can_be_chosen_by() {
+        for name in ["theta", "theta 2", "2nd", "über-all", "all2"] {
+            assert!(check_name(name).is_ok(), "{name}");
+        }
+        for name in ["", " ", "all", "this", "active", "12", "a,b", "a\nb", " a"] {
+            assert!(check_name(name).is_err(), "{name:?}");
+        }
+        insta::assert_snapshot!(check_name("12").unwrap_err().lines(), @r#"
+        error: "12" can't be a Site's name: it would be taken for an id
+        hint: choose another one: `copal site init FOLDER --name NAME`, `copal site rename NAME`
+        "#);
     }
 
     #[test]

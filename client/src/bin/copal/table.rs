@@ -1,12 +1,21 @@
-//! Tables of text: aligned columns without lines, wrapped to a width on a terminal and never cut.
+//! Tables of text: aligned columns without lines, wrapped to a width on a terminal and never cut. Where the columns
+//! have no room beside each other, each row is a list of names and values.
 //! Which columns there are is the business of each command.
 
 use std::borrow::Cow;
 
-use comfy_table::{Attribute, Cell, Color, ContentArrangement, presets};
+use comfy_table::{Attribute, Cell, Color, ColumnConstraint, ContentArrangement, Row, Width, presets};
+use copal_client::app_file::quote;
 use copal_schemas::{JobState, StringMap, batch_job::BatchJobState};
 
 use crate::{commands::Verdict, output::harmless};
+
+/// Between two columns.
+const GAP: u16 = 2;
+/// Words of so many letters are kept whole: the longest for which there is room. A path or an address is longer.
+const WHOLE_WORDS: [u16; 3] = [20, 13, PART_OF_WORD];
+/// Letters of a long word that must stand in a line, so that its parts can be read.
+const PART_OF_WORD: u16 = 10;
 
 /// Rows under headings.
 pub(crate) struct Table {
@@ -61,18 +70,64 @@ impl Table {
 
     /// The table as lines, wrapped to this many columns where that is given.
     pub(crate) fn render(mut self, width: Option<u16>) -> String {
-        for column in self.inner.column_iter_mut() {
-            column.set_padding((0, 2));
+        let Some(width) = width else {
+            self.inner.set_content_arrangement(ContentArrangement::Disabled);
+            return self.lines();
+        };
+        self.inner.set_content_arrangement(ContentArrangement::Dynamic).set_width(width);
+        match (self.least_widths(width), self.inner.header()) {
+            (Some(least), _) => {
+                let last = least.len().saturating_sub(1);
+                for ((place, column), least) in self.inner.column_iter_mut().enumerate().zip(least) {
+                    let gap = if place == last { 0 } else { GAP };
+                    column.set_constraint(ColumnConstraint::LowerBoundary(Width::Fixed(least + gap)));
+                }
+                self.lines()
+            }
+            (None, Some(headings)) => self.lists(headings, width),
+            (None, None) => self.lines(),
         }
-        match width {
-            Some(width) => {
-                self.inner.set_content_arrangement(ContentArrangement::Dynamic).set_width(width);
-            }
-            None => {
-                self.inner.set_content_arrangement(ContentArrangement::Disabled);
-            }
+    }
+
+    fn lines(mut self) -> String {
+        let last = self.inner.column_count().saturating_sub(1);
+        for (place, column) in self.inner.column_iter_mut().enumerate() {
+            column.set_padding((0, if place == last { 0 } else { GAP }));
         }
         self.inner.lines().flat_map(|line| [line.trim_end().to_owned(), "\n".into()]).collect()
+    }
+
+    /// The columns that each needs at least, so that they can be read beside each other; `None` where they can't.
+    fn least_widths(&self, width: u16) -> Option<Vec<u16>> {
+        let longest_word = |cell: &Cell| {
+            let longest = cell.content().split_whitespace().map(|word| word.chars().count()).max().unwrap_or(0);
+            u16::try_from(longest).unwrap_or(u16::MAX)
+        };
+        let mut longest: Vec<u16> = Vec::new();
+        for row in self.inner.header().into_iter().chain(self.inner.row_iter()) {
+            longest.resize(longest.len().max(row.cell_count()), 0);
+            longest.iter_mut().zip(row.cell_iter()).for_each(|(most, cell)| *most = longest_word(cell).max(*most));
+        }
+        WHOLE_WORDS.into_iter().find_map(|whole| {
+            let least = longest.iter().map(|word| if *word <= whole { *word } else { PART_OF_WORD });
+            let needed: u32 = least.clone().map(|least| u32::from(least + GAP)).sum();
+            // Nothing stands behind the last.
+            (needed <= u32::from(width) + u32::from(GAP)).then(|| least.collect())
+        })
+    }
+
+    /// Each row as a list of what has a value, under each other.
+    fn lists(&self, headings: &Row, width: u16) -> String {
+        let list = |row: &Row| {
+            let mut list = Self::bare();
+            for (heading, cell) in
+                headings.cell_iter().zip(row.cell_iter()).filter(|(_, cell)| !cell.content().is_empty())
+            {
+                list.row([heading.clone(), cell.clone()]);
+            }
+            list.render(Some(width))
+        };
+        self.inner.row_iter().map(list).collect::<Vec<_>>().join("\n")
     }
 }
 
@@ -136,10 +191,8 @@ pub(crate) fn verdict(verdict: Verdict) -> Cell {
 
 /// `k=v k2='two words'`
 pub(crate) fn pairs(map: &StringMap) -> String {
-    let quoted = |value: &str| match value.is_empty() || value.contains(char::is_whitespace) {
-        true => format!("'{value}'"),
-        false => value.to_owned(),
-    };
+    let needs_quotes = |value: &str| value.is_empty() || value.contains(|c: char| c.is_whitespace() || c == '\'');
+    let quoted = |value: &str| if needs_quotes(value) { quote(value) } else { value.to_owned() };
     map.iter().map(|(key, value)| format!("{key}={}", quoted(value))).collect::<Vec<_>>().join(" ")
 }
 
@@ -183,13 +236,50 @@ mod tests {
     fn long_cells_wrap_to_the_width() {
         let text = plain(&sample().render(Some(40)));
         insta::assert_snapshot!(text, @r"
-        ID    WORKDIR         STATE
-        7     demo/1          JOB_FINISHED
-        4711  a rather long   x
-              folder name/of
-              several words
+        ID    WORKDIR               STATE
+        7     demo/1                JOB_FINISHED
+        4711  a rather long folder  x
+              name/of several
+              words
         ");
         assert!(text.lines().all(|line| line.chars().count() <= 40), "{text}");
+    }
+
+    #[test]
+    fn rows_are_lists_where_columns_have_no_room() {
+        let text = plain(&sample().render(Some(24)));
+        insta::assert_snapshot!(text, @r"
+        ID       7
+        WORKDIR  demo/1
+        STATE    JOB_FINISHED
+
+        ID       4711
+        WORKDIR  a rather long
+                 folder name/of
+                 several words
+        STATE    x
+        ");
+        assert!(text.lines().all(|line| line.chars().count() <= 24), "{text}");
+    }
+
+    #[test]
+    fn states_are_whole_and_paths_take_what_is_left() {
+        let mut table = Table::new(["STATE", "A", "B", "INFO"]);
+        let path = "/lus/eagle/projects/ann/site/data/run";
+        table.row([cell("pending_submission"), cell("x"), cell("y"), cell(path)]);
+        insta::assert_snapshot!(plain(&table.render(Some(44))), @r"
+        STATE               A  B  INFO
+        pending_submission  x  y  /lus/eagle/project
+                                  s/ann/site/data/ru
+                                  n
+        ");
+    }
+
+    #[test]
+    fn a_value_with_a_quote_in_it_is_quoted_whole() {
+        let pair = |value: &str| pairs(&[("k".to_owned(), value.to_owned())].into());
+        assert_eq!([pair("v"), pair("two words"), pair("")], ["k=v", "k='two words'", "k=''"]);
+        assert_eq!(shlex::split(&pair("a b'c")).unwrap(), ["k=a b'c"]);
     }
 
     #[test]

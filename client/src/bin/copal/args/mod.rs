@@ -133,10 +133,10 @@ pub(crate) fn key_value(text: &str) -> Result<(String, String), String> {
 
 /// Reads a Job's state, in any case.
 pub(crate) fn job_state(text: &str) -> Result<JobState, String> {
-    text.to_ascii_uppercase().parse().map_err(|error: UnknownState| {
+    text.to_ascii_uppercase().parse().map_err(|_: UnknownState| {
         match suggest::nearest(text, JobState::ALL.iter().map(|state| state.as_str())) {
             Some(near) => format!("{text:?} is not a job state; did you mean {near}?"),
-            None => error.to_string(),
+            None => UnknownState(text.into()).to_string(),
         }
     })
 }

@@ -27,7 +27,7 @@ use crate::{
     args::site::Folder,
     context::Context,
     failure::{Failure, Result},
-    human::Clock,
+    human::{Clock, count},
     interrupt::hearing,
     table::{Table, cell, maybe},
 };
@@ -213,7 +213,7 @@ fn status_text(
     for (name, service) in &status.services {
         let state = match service.is_well() {
             true => "well".into(),
-            false => format!("failed {} times", service.failures),
+            false => format!("failed {}", count(service.failures, "time")),
         };
         let doing = match (&service.last_error, service.last_error_time) {
             (Some(error), _) if !service.is_well() => error.clone(),

@@ -4,7 +4,10 @@ use std::{env, fs, path::Path, process::Stdio, time::Duration};
 
 use chrono::TimeDelta;
 use copal_client::{Client, Credentials, SiteDir, api::ServiceInfo, credentials::copal_home};
-use copal_schemas::settings::{SchedulerKind, Settings};
+use copal_schemas::{
+    problem::ErrorCode,
+    settings::{SchedulerKind, Settings},
+};
 use nix::sys::statvfs::statvfs;
 use serde::Serialize;
 
@@ -14,7 +17,7 @@ use crate::{
     failure::{Failure, Result, one_line},
     human::{count, size, span},
     interrupt::hearing,
-    sites::is_active,
+    sites::{is_active, is_unheard},
     table::{Table, cell, verdict},
 };
 
@@ -200,22 +203,30 @@ async fn site_folder(context: Context, folder: &SiteDir, client: Option<&Client>
         return;
     }
     let known = match client {
-        Some(client) => client.get_site(settings.site_id).await.ok(),
+        Some(client) => Some(client.get_site(settings.site_id).await),
         None => None,
     };
     checks.push(match known {
-        None if client.is_none() => Check::ok("site", format!("{root}, id {}", settings.site_id)),
-        None => Check::wrong(
+        Some(Err(error)) if error.code() == Some(ErrorCode::NotFound) => Check::wrong(
             "site",
             format!("the service has no Site {} of yours", settings.site_id),
             "check with `copal whoami` that this is the right service and user",
         ),
-        Some(site) if Path::new(&site.path) != folder.root() => Check::wrong(
+        // Why it does not tell is said of the service and of the credentials.
+        None | Some(Err(_)) => {
+            Check::ok("site", format!("{root}, id {}; the service can't be asked about it", settings.site_id))
+        }
+        Some(Ok(site)) if Path::new(&site.path) != folder.root() => Check::wrong(
             "site",
             format!("the service holds it to be in {}", site.path),
             format!("run `copal site mv {root}`"),
         ),
-        Some(site) if !is_active(&site, context.clock.now) => Check::warning(
+        Some(Ok(site)) if is_unheard(&site) => Check::warning(
+            "site",
+            format!("{} ({}); its agent was not started yet", site.name, site.id),
+            "run `copal site start`",
+        ),
+        Some(Ok(site)) if !is_active(&site, context.clock.now) => Check::warning(
             "site",
             format!(
                 "{} ({}); its agent was last heard of {}",
@@ -225,7 +236,7 @@ async fn site_folder(context: Context, folder: &SiteDir, client: Option<&Client>
             ),
             "run `copal site start`, and see `copal site status`",
         ),
-        Some(site) => Check::ok("site", format!("{} ({}), agent active", site.name, site.id)),
+        Some(Ok(site)) => Check::ok("site", format!("{} ({}), agent active", site.name, site.id)),
     });
     checks.push(files(folder).await);
     checks.push(scheduler(&settings).await);

@@ -46,13 +46,12 @@ pub(super) async fn ls(context: Context, list: &List) -> Result<()> {
         events.extend(page.results);
         count += page.count;
     }
-    if ids.len() > IDS_A_REQUEST {
-        events.sort_by_key(|event| (event.timestamp, event.id));
-        if list.ordering.starts_with('-') {
-            events.reverse();
-        }
-        events.truncate(usize::try_from(list.limit).unwrap_or(usize::MAX));
+    // The service gives those of one moment oldest first, whatever the order, and several answers are to be one list.
+    events.sort_by_key(|event| (event.timestamp, event.id));
+    if list.ordering.starts_with('-') {
+        events.reverse();
     }
+    events.truncate(usize::try_from(list.limit).unwrap_or(usize::MAX));
     context.out.data(&events, "No events.", || table(&events, context.clock))?;
     if (events.len() as i64) < count {
         context.out.talk(&format!("{} of {count} events are shown; --limit shows more.", events.len()));

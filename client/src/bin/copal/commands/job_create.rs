@@ -91,7 +91,8 @@ async fn from_rows(
         lines.iter().for_each(|line| context.out.warn(&format!("left out: {line}")));
     }
     if jobs.is_empty() {
-        return Err(Failure::new(format!("{} has no row that makes a Job", file.display())));
+        return Err(Failure::new(format!("{} has no row that makes a Job", file.display()))
+            .hint("a row for each Job is wanted, below the heading where the file is CSV"));
     }
     let mut names: Vec<&str> = jobs
         .iter()

@@ -4,7 +4,7 @@ use std::{fmt::Write, time::Duration};
 
 use copal_client::{Client, ClientError};
 use copal_schemas::{JobState, job::Job};
-use indicatif::{ProgressBar, ProgressState, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use tokio::time::{Instant, timeout};
 
 use super::job_list::counts_table;
@@ -13,7 +13,7 @@ use crate::{
     context::Context,
     failure::{Failure, INTERRUPTED, Result, TIMED_OUT, describe},
     follow::{End, follow},
-    human::{Clock, count},
+    human::{Clock, count, span},
     ids::Shortest,
     interrupt::Interrupt,
     output::is_interactive,
@@ -112,7 +112,9 @@ async fn interruptible<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
 /// A bar on a terminal; elsewhere, for `watch`, a line of data for each change.
 struct Progress {
     context: Context,
+    /// Hidden until it is known how the Jobs stand.
     bar: ProgressBar,
+    live: bool,
     lines: bool,
     last_line: String,
     away: bool,
@@ -121,16 +123,14 @@ struct Progress {
 impl Progress {
     fn new(context: Context, watch: bool) -> Self {
         let live = is_interactive();
-        let bar = if live { ProgressBar::new(0) } else { ProgressBar::hidden() };
+        let bar = ProgressBar::hidden();
         bar.set_style(style());
-        if live {
-            bar.enable_steady_tick(Duration::from_millis(250));
-        }
-        Self { context, bar, lines: watch && !live && !context.out.is_data(), last_line: String::new(), away: false }
+        let lines = watch && !live && !context.out.is_data();
+        Self { context, bar, live, lines, last_line: String::new(), away: false }
     }
 
     fn is_live(&self) -> bool {
-        !self.bar.is_hidden()
+        self.live
     }
 
     fn report(&mut self, news: std::result::Result<&Counts, &ClientError>) -> Result<()> {
@@ -138,9 +138,17 @@ impl Progress {
             Ok(counts) => {
                 self.away = false;
                 let ended: i64 = counts.iter().filter(|(state, _)| state.is_terminal()).map(|(_, count)| count).sum();
-                self.bar.set_length(total(counts).unsigned_abs());
-                self.bar.set_position(ended.unsigned_abs());
+                self.bar.update(|state| {
+                    state.set_len(total(counts).unsigned_abs());
+                    state.set_pos(ended.unsigned_abs());
+                });
                 self.bar.set_message(summary(counts));
+                if self.live && self.bar.is_hidden() {
+                    // What had ended before says nothing of how fast the rest ends.
+                    self.bar.reset_eta();
+                    self.bar.set_draw_target(ProgressDrawTarget::stderr());
+                    self.bar.enable_steady_tick(Duration::from_millis(250));
+                }
                 let line = summary(counts);
                 if self.lines && line != self.last_line {
                     let time = Clock::here();
@@ -164,16 +172,34 @@ impl Progress {
 }
 
 fn style() -> ProgressStyle {
-    ProgressStyle::with_template("{bar:20} {pos}/{len} Jobs  {elapsed}, {rate}, {eta} left  {wide_msg}")
+    ProgressStyle::with_template("{bar:20} {pos}/{len} Jobs  {elapsed}{pace}  {wide_msg}")
         .unwrap_or_else(|_| ProgressStyle::default_bar())
-        .with_key("rate", |state: &ProgressState, out: &mut dyn Write| {
-            let _ = write!(out, "{:.1}/s", state.per_sec());
+        .with_key("pace", |state: &ProgressState, out: &mut dyn Write| {
+            let _ = out.write_str(&pace(state.per_sec(), state.eta()));
         })
+}
+
+/// How many Jobs end in a time, and when the last one will at that rate; nothing while none ends.
+fn pace(per_sec: f64, left: Duration) -> String {
+    let (rate, unit) = [(per_sec, "s"), (per_sec * 60.0, "min"), (per_sec * 3600.0, "h")]
+        .into_iter()
+        .find(|(rate, _)| *rate >= 0.1)
+        .unwrap_or_default();
+    if unit.is_empty() { String::new() } else { format!(", {rate:.1}/{unit}, {} left", span(left.as_secs_f64())) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_pace_is_told_in_a_unit_that_fits_it() {
+        let told = |per_sec: f64, left: u64| pace(per_sec, Duration::from_secs(left));
+        assert_eq!(told(412.34, 20), ", 412.3/s, 20s left");
+        assert_eq!(told(0.02, 3000), ", 1.2/min, 50m 00s left");
+        assert_eq!(told(0.001, 7200), ", 3.6/h, 2h 00m left");
+        assert_eq!([told(0.0, 0), told(1e-9, u64::MAX)], ["", ""]);
+    }
 
     #[test]
     fn only_sensible_times_are_waited() {

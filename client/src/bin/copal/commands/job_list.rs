@@ -144,11 +144,10 @@ mod tests {
         4711  -     3    a folder with spaces and ümlauts/of some length/000042  JOB_FINISHED  method=ccsd system=H2O  2m ago
         ");
         insta::assert_snapshot!(text(Some(80)), @r"
-        ID    SITE  APP  FOLDER           STATE         TAGS         CHANGED
-        7     -     3    demo/1           PREPROCESSED  method=ccsd  2m ago
-                                                        system=H2O
-        4711  -     3    a folder with    JOB_FINISHED  method=ccsd  2m ago
-                         spaces and                     system=H2O
+        ID    SITE  APP  FOLDER           STATE         TAGS                     CHANGED
+        7     -     3    demo/1           PREPROCESSED  method=ccsd system=H2O   2m ago
+        4711  -     3    a folder with    JOB_FINISHED  method=ccsd system=H2O   2m ago
+                         spaces and
                          ümlauts/of some
                          length/000042
         ");

@@ -32,7 +32,8 @@ pub(super) async fn show(context: Context, id: i64) -> Result<()> {
     let attempts = client.list_attempts(id).await?;
     let query = EventQuery { job_ids: vec![id], limit: Some(EVENTS), ..EventQuery::default() };
     let mut events = client.list_events(&query).await?.results;
-    events.reverse();
+    // Newest first, but those of one moment are not.
+    events.sort_by_key(|event| (event.timestamp, event.id));
     let apps = client.list_apps(&[]).await?;
     let app = apps.iter().find(|app| app.id == job.app_id);
     let transfers = match app {

@@ -15,6 +15,7 @@ use crate::{
     bulk,
     context::Context,
     failure::{Failure, Result},
+    human,
     ids::Shortest,
     output::is_interactive,
     prompt,
@@ -194,7 +195,7 @@ impl Plan {
             }
             return records.finish();
         }
-        context.out.talk(&format!("Created {} Jobs of {}, array {}.", array.len(), self.app, made.id));
+        context.out.talk(&format!("Created {} of {}, array {}.", human::count(array.len(), "Job"), self.app, made.id));
         context.out.text(&format!("{}\n", made.ids))
     }
 
@@ -214,7 +215,9 @@ impl Plan {
             ([id], Jobs::One(job)) => {
                 context.out.talk(&format!("Created Job {id} of {} in {}.", self.app, job.workdir));
             }
-            _ => context.out.talk(&format!("Created {} Jobs of {}.", ids.len(), self.app)),
+            _ => {
+                context.out.talk(&format!("Created {} of {}.", human::count(ids.len() as i64, "Job"), self.app));
+            }
         }
         context.out.text(&format!("{}\n", Shortest::of(ids.iter().map(|id| id.0))))
     }

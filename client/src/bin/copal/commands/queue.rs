@@ -204,7 +204,7 @@ pub(super) fn line(batch_job: &BatchJob, sites: &SelectedSites, clock: Clock) ->
 }
 
 pub(super) fn table(batch_jobs: &[BatchJob], sites: &SelectedSites, clock: Clock, wide: bool) -> Table {
-    let headings = ["ID", "SITE", "SCHEDULER", "STATE", "QUEUE", "NODES", "MIN", "MODE", "TIME", "INFO"];
+    let headings = ["ID", "SITE", "SCHED ID", "STATE", "QUEUE", "NODES", "MIN", "MODE", "TIME", "INFO"];
     let more = ["PROJECT", "STARTED", "ENDED"];
     let mut table = Table::with_headings(headings.iter().chain(if wide { &more[..] } else { &[] }));
     for batch_job in batch_jobs {
@@ -240,18 +240,14 @@ fn times(batch_job: &BatchJob, clock: Clock) -> String {
 
 /// Partitions, tags, and above all why it was refused.
 fn info(batch_job: &BatchJob) -> String {
-    let mut parts = Vec::new();
-    for key in ["error", "reason"] {
-        parts.extend(batch_job.status_info.get(key).cloned());
-    }
-    parts.extend(batch_job.partitions.iter().flatten().map(ToString::to_string));
-    if !batch_job.filter_tags.is_empty() {
-        parts.push(pairs(&batch_job.filter_tags));
-    }
-    if !batch_job.optional_params.is_empty() {
-        parts.push(pairs(&batch_job.optional_params));
-    }
-    parts.join(" ").replace('\n', " ")
+    let reasons: Vec<&str> =
+        ["error", "reason"].iter().filter_map(|key| batch_job.status_info.get(*key)).map(String::as_str).collect();
+    let mut asked: Vec<String> = batch_job.partitions.iter().flatten().map(ToString::to_string).collect();
+    let maps = [&batch_job.filter_tags, &batch_job.optional_params];
+    asked.extend(maps.into_iter().filter(|map| !map.is_empty()).map(pairs));
+    let mut parts = vec![reasons.join("; "), asked.join(" ")];
+    parts.retain(|part| !part.is_empty());
+    parts.join("; ").replace('\n', " ")
 }
 
 /// Which BatchJobs `queue rm` means.
@@ -431,9 +427,9 @@ mod tests {
         let sites = SelectedSites { all: vec![site(&[], &[])], ids: vec![SiteId(1)] };
         let text = table(&batch_jobs, &sites, Clock::fixed("2026-11-30T12:00:00"), false).render(None);
         insta::assert_snapshot!(anstream::adapter::strip_str(&text), @r"
-        ID  SITE   SCHEDULER  STATE          QUEUE  NODES  MIN  MODE  TIME             INFO
-        7   theta  41         running        debug  128    60   mpi   started 10m ago
-        8   theta  -          submit_failed  debug  128    60   mpi   -                would exceed the per-project limit
+        ID  SITE   SCHED ID  STATE          QUEUE  NODES  MIN  MODE  TIME             INFO
+        7   theta  41        running        debug  128    60   mpi   started 10m ago
+        8   theta  -         submit_failed  debug  128    60   mpi   -                would exceed the per-project limit
         ");
         let clock = Clock::fixed("2026-11-30T12:00:00");
         insta::assert_snapshot!(at_both_widths(|| table(&batch_jobs, &sites, clock, false)));

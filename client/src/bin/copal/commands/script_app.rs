@@ -48,6 +48,10 @@ pub(super) async fn submit(context: Context, submit: &Submit) -> Result<()> {
     let client = context.client()?;
     let site = Place::find(context, &client, submit.site.site.as_deref()).await?;
     let text = read_text(&submit.script)?;
+    if text.trim().is_empty() {
+        return Err(Failure::new(format!("the script {} is empty", submit.script.display()))
+            .hint("write the commands into it that the Job is to run"));
+    }
     let mut script = Script::parse(&text).map_err(|errors| {
         let lines: Vec<String> = errors.iter().map(|error| format!("{}, {error}", submit.script.display())).collect();
         Failure::new(lines.join("\nerror: ")).hint("correct that; nothing was submitted")

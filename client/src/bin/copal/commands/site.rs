@@ -19,7 +19,7 @@ use crate::{
     human::{Clock, count},
     interrupt::hearing,
     prompt,
-    sites::is_active,
+    sites::{check_name, is_active, is_unheard},
     table::{Table, cell, maybe},
 };
 
@@ -47,7 +47,11 @@ fn table(sites: &[Site], here: Option<SiteId>, clock: Clock, wide: bool) -> Tabl
     let more = ["NODE", "NODES", "ASIDE", "BACKFILL", "PROJECTS", "LOCATIONS", "CREATED"];
     let mut table = Table::with_headings(headings.iter().chain(if wide { &more[..] } else { &[] }));
     for site in sites {
-        let agent = if is_active(site, clock.now) { "active" } else { "silent" };
+        let agent = match is_active(site, clock.now) {
+            _ if is_unheard(site) => "not started".into(),
+            true => format!("active, {}", clock.ago(site.last_refresh)),
+            false => format!("silent, {}", clock.ago(site.last_refresh)),
+        };
         let mark = if Some(site.id) == here { "* " } else { "" };
         let nodes = |state: BatchJobState| -> i32 {
             site.details.queued_jobs.values().filter(|job| job.state == state).map(|job| job.num_nodes).sum()
@@ -55,7 +59,7 @@ fn table(sites: &[Site], here: Option<SiteId>, clock: Clock, wide: bool) -> Tabl
         let mut row = vec![
             cell(site.id),
             cell(format!("{mark}{}", site.name)),
-            cell(format!("{agent}, {}", clock.ago(site.last_refresh))),
+            cell(agent),
             cell(count(nodes(BatchJobState::Queued), "node")),
             cell(count(nodes(BatchJobState::Running), "node")),
             cell(joined(site.details.allowed_queues.keys())),
@@ -266,6 +270,7 @@ pub(super) async fn mv(context: Context, from: &Path, to: Option<&Path>) -> Resu
 
 /// Gives a Site another name.
 pub(super) async fn rename(context: Context, name: &str, selector: Option<&str>) -> Result<()> {
+    check_name(name)?;
     let client = context.client()?;
     let site = context.one_site(&client, selector.or(Some("this"))).await?;
     let patch = SitePatch { name: Some(name.into()), ..SitePatch::default() };
@@ -332,7 +337,7 @@ fn place_of_agent(site: &Site, clock: Clock) -> Option<String> {
         return agent::running(&folder, clock);
     }
     // On another machine; only the service tells.
-    is_active(site, clock.now).then(|| format!("it gave news {}", clock.ago(site.last_refresh)))
+    (is_active(site, clock.now) && !is_unheard(site)).then(|| format!("it gave news {}", clock.ago(site.last_refresh)))
 }
 
 async fn jobs_of(client: &Client, site_id: SiteId) -> Result<i64> {
