@@ -45,8 +45,9 @@ pub struct PilotArgs {
     /// The BatchJob that this runs in; left out when run by hand.
     #[arg(long, value_name = "ID")]
     pub batch_job_id: Option<BatchJobId>,
-    /// mpi: each Job by the platform's MPI command; serial: Jobs of one rank, by a worker on each node.
-    #[arg(short = 'j', long = "job-mode", value_name = "MODE", required = true)]
+    /// mpi: each Job by the platform's MPI command; serial: Jobs of one rank, by a worker on each node. May be left out
+    /// with -p, which says it for each part.
+    #[arg(short = 'j', long = "job-mode", value_name = "MODE", required_unless_present = "partitions")]
     pub job_mode: Option<JobMode>,
     /// Minutes until everything must be over.
     #[arg(short = 't', long = "wall-time-min", value_name = "MIN", required = true, value_parser = positive)]
@@ -106,6 +107,8 @@ mod tests {
         {
             assert!(Cli::try_parse_from(wrong.split(' ')).is_err(), "{wrong}");
         }
+        let parts = Cli::parse_from("copal-launcher -t 1 -p mpi:2 -p serial:6".split(' ')).pilot;
+        assert_eq!((parts.job_mode, parts.partitions.len()), (None, 2));
         let worker = Cli::parse_from(["copal-launcher", "worker", "--node", "3"]);
         assert!(matches!(worker.command, Some(Command::Worker(_))));
     }

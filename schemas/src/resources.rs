@@ -121,16 +121,17 @@ impl ResourceShape {
         (WHOLE / count).max(1)
     }
 
-    /// Why an empty node can't hold this Job's part, or `None` when it can.
+    /// Why an empty node can't hold this Job's part, with the field that asks for too much; `None` when it can.
     #[must_use]
-    pub fn misfit(&self, node: &NodeShape) -> Option<String> {
+    pub fn misfit(&self, node: &NodeShape) -> Option<(&'static str, String)> {
         let cpus = self.cpus_per_node();
         // A multi-node Job owns its nodes, so more ranks than cores is its own decision.
         if self.num_nodes == 1 && cpus > node.cpus {
-            return Some(format!(
+            let why = format!(
                 "{} ranks x {} threads need {cpus} CPUs; a node has {}",
                 self.ranks_per_node, self.threads_per_rank, node.cpus
-            ));
+            );
+            return Some(("ranks_per_node", why));
         }
         let share = self.gpu_shares_per_rank();
         let ranks = u32::try_from(self.ranks_per_node).unwrap_or(1).max(1);
@@ -142,14 +143,15 @@ impl ResourceShape {
             ranks.saturating_mul(share.div_ceil(WHOLE))
         };
         if gpus > node.gpus {
-            return Some(format!(
+            let why = format!(
                 "{} ranks x {} GPUs need {gpus} GPUs; a node has {}",
                 self.ranks_per_node, self.gpus_per_rank, node.gpus
-            ));
+            );
+            return Some(("gpus_per_rank", why));
         }
         match self.mem_mb.and_then(|mem| u64::try_from(mem).ok()) {
             Some(mem) if node.mem_mb > 0 && mem > node.mem_mb => {
-                Some(format!("{mem} MiB of memory are asked for; a node has {}", node.mem_mb))
+                Some(("mem_mb", format!("{mem} MiB of memory are asked for; a node has {}", node.mem_mb)))
             }
             _ => None,
         }
@@ -181,8 +183,8 @@ mod tests {
     fn pitfall_085_an_impossible_shape_is_named() {
         let shape =
             ResourceShape { ranks_per_node: 4, gpus_per_rank: 4.0, node_packing_count: 2, ..Default::default() };
-        let why = shape.misfit(&NodeShape { cpus: 64, gpus: 4, mem_mb: 0 }).unwrap();
-        assert_eq!(why, "4 ranks x 4 GPUs need 16 GPUs; a node has 4");
+        let misfit = shape.misfit(&NodeShape { cpus: 64, gpus: 4, mem_mb: 0 }).unwrap();
+        assert_eq!(misfit, ("gpus_per_rank", "4 ranks x 4 GPUs need 16 GPUs; a node has 4".into()));
     }
 
     proptest! {

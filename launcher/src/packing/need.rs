@@ -81,6 +81,6 @@ impl NodeKind {
                 shape.gpus_per_rank
             ));
         }
-        shape.misfit(&self.shape)
+        shape.misfit(&self.shape).map(|(_, why)| why)
     }
 }

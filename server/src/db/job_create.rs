@@ -242,9 +242,9 @@ pub(super) fn plan(
             fill_parameters(&app.parameters, &job.parameters).map_err(|msg| spot.invalid("parameters", msg))?;
     }
     if let Some(Json(node)) = &app.node_shape
-        && let Some(why) = job.shape().misfit(node)
+        && let Some((field, why)) = job.shape().misfit(node)
     {
-        return Err(spot.invalid("ranks_per_node", format!("no node of the Site can hold it: {why}")));
+        return Err(spot.invalid(field, format!("no node of the Site can hold it: {why}")));
     }
     let mut transfers = Vec::with_capacity(job.transfers.len());
     for (name, location) in &job.transfers {

@@ -231,7 +231,7 @@ impl Allocation {
 
 async fn runnable(conn: &mut PgConnection, job: &Job, site: &SiteRow) -> ApiResult<Vec<WhyReason>> {
     if let Some(Json(node)) = &site.node_shape
-        && let Some(why) = job.shape().misfit(node)
+        && let Some((_, why)) = job.shape().misfit(node)
     {
         return Ok(vec![reason(WhyCode::Shape, format!("no node of Site {} can hold it: {why}", site.name))]);
     }

@@ -104,3 +104,15 @@ async fn a_shape_that_no_node_can_hold_is_named() {
     let (code, message) = why(&world, job).await;
     assert_eq!((&*code, message.contains("8 CPUs")), ("shape", true), "{message}");
 }
+
+#[tokio::test]
+async fn a_new_job_is_refused_at_the_field_that_asks_for_too_much() {
+    let world = World::new().await;
+    let shape = json!({"node_shape": {"cpus": 4, "gpus": 1, "mem_mb": 1000}});
+    world.user.put(&format!("/sites/{}", world.site), &shape).await.ok();
+    for (field, value) in [("ranks_per_node", json!(8)), ("gpus_per_rank", json!(2)), ("mem_mb", json!(2000))] {
+        let job = json!([{"workdir": "a", "app_id": world.plain, field: value}]);
+        let refused = world.user.post("/jobs/", &job).await.refused(422);
+        assert_eq!(refused["errors"][0]["loc"][2], json!(field), "{refused}");
+    }
+}
