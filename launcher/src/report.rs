@@ -14,7 +14,7 @@ use copal_client::{
     spool::{SpoolHeader, SpoolWriter},
 };
 use copal_schemas::{
-    JobId, JobState, SessionId,
+    JobId, JobState, JsonObject, SessionId,
     problem::ErrorCode,
     session::{JobUpdate, Rejection, Release, Updates},
 };
@@ -107,6 +107,7 @@ impl Reporter {
             sealed: VecDeque::new(),
             spooled: 0,
             file: None,
+            bare: None,
             pace: Pace::Patient,
             deadline: None,
             is_closed: false,
@@ -193,6 +194,8 @@ struct Sender {
     /// How many of the sealed are in the spool file, from the front.
     spooled: usize,
     file: Option<SpoolWriter>,
+    /// The batch of one update that is told without its details, since the service did not take it with them.
+    bare: Option<Uuid>,
     /// How soon the pending are to be sent.
     pace: Pace,
     /// When to give up; set once nothing more will come.
@@ -252,6 +255,7 @@ impl Sender {
     }
 
     async fn send(&self, batch: &Updates) -> Result<(), ClientError> {
+        let sent = Instant::now();
         let call = self.client.send_updates(self.header.session_id, batch);
         let answer = match self.deadline {
             // At the end an answer is not waited for as long as in the middle.
@@ -264,7 +268,7 @@ impl Sender {
             },
             None => call.await?,
         };
-        self.contact.mark();
+        self.contact.mark(sent);
         let mut not_held = Vec::new();
         for rejected in answer.rejected {
             match rejected.reason {
@@ -344,13 +348,9 @@ impl Sender {
         let count = self.sealed.pop_front().map_or(0, |batch| (batch.updates.len() + batch.release.len()) as u64);
         self.delivered.send_modify(|delivered| *delivered += count);
         self.spooled = self.spooled.saturating_sub(1);
-        if self.sealed.is_empty()
-            && let Some(file) = self.file.take()
-        {
+        if self.sealed.is_empty() && self.file.is_some() {
             info!("the service has all results again");
-            if let Err(error) = file.discard() {
-                warn!(error = %chain(&error), "can't delete the spool file; the agent will");
-            }
+            self.discard_spool();
         }
     }
 
@@ -396,33 +396,50 @@ impl Sender {
         tokio::time::sleep_until(end.into()).await;
     }
 
-    /// The service does not understand a batch: its halves are sent, down to the one bad row, which is
-    /// given up, so that it never blocks the others.
+    /// The service does not understand a batch: its halves are sent, down to the one bad row, of which the bare state is
+    /// told, so that it never blocks the others.
     fn split(&mut self, error: &ClientError) {
         let Some(batch) = self.sealed.pop_front() else { return };
-        // What comes in its place is not in the spool. Lines that are there twice have the same key and do no harm.
+        // The service is there. What comes in the place of the batch must not be sent beside it by whoever finds it in
+        // the spool.
         self.spooled = 0;
-        let Updates { mut updates, release, .. } = batch;
-        if updates.len() <= 1 {
-            let job = updates.first().map(|update| update.job_id.0);
-            error!(job.id = job, error = %chain(error), "the service does not understand an update; it is dropped");
-            self.delivered.send_modify(|delivered| *delivered += (updates.len() + release.len()) as u64);
+        self.discard_spool();
+        let Updates { mut updates, release, batch_key } = batch;
+        if updates.len() > 1 {
+            let second = updates.split_off(updates.len() / 2);
+            for updates in [second, updates] {
+                self.sealed.push_front(Updates { batch_key: Uuid::new_v4(), updates, release: Vec::new() });
+            }
             return;
         }
-        let second = updates.split_off(updates.len() / 2);
-        for updates in [second, updates] {
-            self.sealed.push_front(Updates { batch_key: Uuid::new_v4(), updates, release: Vec::new() });
+        let job = updates.first().map(|update| update.job_id.0);
+        match updates.first() {
+            Some(update) if self.bare != Some(batch_key) => {
+                warn!(job.id = job, error = %chain(error), "the service does not understand an update; sending it without details");
+                let key = Uuid::new_v4();
+                self.bare = Some(key);
+                let updates = vec![bare(update, error)];
+                self.sealed.push_front(Updates { batch_key: key, updates, release });
+            }
+            _ => {
+                error!(job.id = job, error = %chain(error), "the service does not understand an update; it is dropped");
+                self.delivered.send_modify(|delivered| *delivered += (updates.len() + release.len()) as u64);
+            }
+        }
+    }
+
+    fn discard_spool(&mut self) {
+        if let Some(file) = self.file.take()
+            && let Err(error) = file.discard()
+        {
+            warn!(error = %chain(&error), "can't delete the spool file; the agent will");
         }
     }
 
     fn session_ended(mut self) -> usize {
         let lost = self.sealed.iter().map(|batch| batch.updates.len()).sum::<usize>() + self.pending.len();
         warn!(session.id = %self.header.session_id, updates = lost, "the Session ended; its results do not count any more");
-        if let Some(file) = self.file.take()
-            && let Err(error) = file.discard()
-        {
-            warn!(error = %chain(&error), "can't delete the spool file");
-        }
+        self.discard_spool();
         drop(self.verdicts.send(Verdict::SessionEnded(self.header.session_id)));
         0
     }
@@ -434,6 +451,13 @@ impl Sender {
         warn!(updates = left, file, "the service is away; the agent delivers these results later");
         left
     }
+}
+
+/// An update without all that the service could mind.
+fn bare(update: &JobUpdate, why: &ClientError) -> JobUpdate {
+    let mut state_data = JsonObject::new();
+    state_data.insert("message".into(), format!("the service does not take the rest of this report: {why}").into());
+    JobUpdate { state_data, data: None, usage: None, ..update.clone() }
 }
 
 #[cfg(test)]

@@ -21,8 +21,10 @@ use copal_schemas::{
 use tokio::sync::mpsc::UnboundedSender;
 use tracing::{info, warn};
 
-/// How long a call for signals waits at the service. Each is a heartbeat at its start and at its end.
-const SIGNALS_WAIT_SEC: f64 = 20.0;
+/// How long a call for signals waits at the service at most. Each is a heartbeat at its start and at its end.
+const SIGNALS_WAIT: Duration = Duration::from_secs(20);
+/// How long a Session is held that is not heard of, until the service has said it: as long as it holds any.
+const HELD: Duration = Duration::from_secs(300);
 /// How long to wait before signals that are known already are asked for again.
 const SAME_SIGNALS_GAP: Duration = Duration::from_millis(500);
 
@@ -35,35 +37,57 @@ pub enum Heard {
     NotAcquired(SessionId, Duration),
     /// What to cancel, whether to stop.
     Signals(Signals),
+    /// The service answers again.
+    Back,
     /// This Session is gone.
     Ended(SessionId),
 }
 
-/// How long ago the service was last heard, whoever heard it.
+/// How long ago the service last heard of the Session for certain, whoever spoke for it, and how long it holds a
+/// Session that it does not hear of.
 #[derive(Clone, Debug)]
 pub struct Contact {
     start: Instant,
     last_ms: Arc<AtomicU64>,
+    held_ms: Arc<AtomicU64>,
 }
 
 impl Default for Contact {
     fn default() -> Self {
-        Self { start: Instant::now(), last_ms: Arc::new(AtomicU64::new(0)) }
+        let held_ms = Arc::new(AtomicU64::new(milliseconds(HELD)));
+        Self { start: Instant::now(), last_ms: Arc::new(AtomicU64::new(0)), held_ms }
     }
 }
 
 impl Contact {
-    /// The service was heard just now.
-    pub fn mark(&self) {
-        let now = u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.last_ms.fetch_max(now, Ordering::Relaxed);
+    /// A call that was sent at this time was answered. When the service heard it is not known, since the answer may have
+    /// been long on its way; but not before.
+    pub fn mark(&self, sent: Instant) {
+        self.last_ms.fetch_max(milliseconds(sent.saturating_duration_since(self.start)), Ordering::Relaxed);
     }
 
-    /// When it was last heard.
+    /// When it last heard of the Session, or later.
     #[must_use]
     pub fn last(&self) -> Instant {
         self.start + Duration::from_millis(self.last_ms.load(Ordering::Relaxed))
     }
+
+    /// The service said that it holds the Session for so many seconds from when it last heard of it.
+    fn hold(&self, seconds: f64) {
+        if let Ok(held) = Duration::try_from_secs_f64(seconds) {
+            self.held_ms.store(milliseconds(held), Ordering::Relaxed);
+        }
+    }
+
+    /// How long the service holds the Session from when it last heard of it.
+    #[must_use]
+    pub fn held(&self) -> Duration {
+        Duration::from_millis(self.held_ms.load(Ordering::Relaxed))
+    }
+}
+
+fn milliseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// The wait before the next try: doubled each time, with jitter, so that a thousand launchers do not
@@ -129,11 +153,11 @@ pub fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// Whether an error says that the Session is gone.
+/// Whether an error says that the Session is gone. A 404 without Copal's own code is a proxy's, whose service is away: no
+/// reason to kill anything.
 #[must_use]
 pub fn is_ended(error: &ClientError) -> bool {
-    // A service without Copal's own code says only that it does not know the Session.
-    matches!(error.code(), Some(ErrorCode::SessionEnded | ErrorCode::NotFound))
+    error.code() == Some(ErrorCode::SessionEnded)
 }
 
 /// Hears the signals of one Session, and keeps it alive, until it is gone or nobody listens. A task of
@@ -142,13 +166,19 @@ pub async fn hear_signals(client: Client, id: SessionId, contact: Contact, heard
     let mut backoff = Backoff::default();
     let mut known = Signals::default();
     let mut is_away = false;
+    // The first answer comes at once: it says how long the Session is held.
+    let mut wait = Duration::ZERO;
     loop {
-        match client.signals(id, SIGNALS_WAIT_SEC).await {
+        let sent = Instant::now();
+        match client.signals(id, wait.as_secs_f64()).await {
             Ok(signals) => {
-                contact.mark();
+                contact.mark(sent);
+                signals.held_sec.into_iter().for_each(|seconds| contact.hold(seconds));
+                wait = SIGNALS_WAIT.min(contact.held() / 10);
                 backoff.reset();
                 if std::mem::take(&mut is_away) {
                     info!("the service is back");
+                    drop(heard.send(Heard::Back));
                 }
                 // What is to be cancelled is listed until that is reported: not a reason to ask in a loop.
                 if signals == known && (signals.stop || !signals.cancel.is_empty()) {
@@ -207,9 +237,10 @@ impl Asker {
             None => Vec::new(),
         };
         if jobs.is_empty() {
+            let sent = Instant::now();
             jobs = self.client.acquire(self.session_id, wanted).await?;
+            self.contact.mark(sent);
         }
-        self.contact.mark();
         let mut names = HashMap::new();
         if jobs.iter().any(|job| !knows(job.app_id)) {
             // Without a name the Jobs can't run; that they are held already is why the name is tried for long.
@@ -256,8 +287,10 @@ mod tests {
     #[test]
     fn contact_never_goes_back() {
         let contact = Contact::default();
-        let before = contact.last();
-        contact.clone().mark();
-        assert!(contact.last() >= before);
+        let sent = Instant::now();
+        contact.clone().mark(sent + Duration::from_secs(9));
+        let last = contact.last();
+        contact.mark(sent);
+        assert!(contact.last() == last && last > sent + Duration::from_secs(8));
     }
 }

@@ -233,7 +233,8 @@ fn pitfall_104_a_run_that_lost_its_lease_is_killed_and_does_not_count() {
 fn pitfall_104_a_launcher_that_is_cut_off_kills_by_itself() {
     let service = Service::start(QUICK);
     service.job(1, "echo $$ > pid; exec sleep 600");
-    let mut launcher = service.launch_with(SERIAL, &[("COPAL_LEASE_HOLD_SEC", "2")]);
+    service.set(|state| state.held_sec = Some(2.0));
+    let mut launcher = service.launch(SERIAL);
     service.wait_for(1, "RUNNING");
     let pid = read_pid(service.path("site/data/job/1/pid").to_str().unwrap());
     service.mood(Mood::Away);

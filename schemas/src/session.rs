@@ -240,6 +240,10 @@ pub struct Signals {
     /// The owner wants the BatchJob gone: stop everything well and exit.
     #[serde(default)]
     pub stop: bool,
+    /// For how many seconds from its last sign of life the Session is held, as things are now. A holder that was not
+    /// heard for almost so long must kill its runs: others may be given its Jobs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held_sec: Option<f64>,
 }
 
 /// The code by which a Session's holder learns that it lost its lease.

@@ -5,6 +5,8 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use secrecy::SecretString;
 
+use crate::db::sessions::Lease;
+
 /// Copal's service: the REST API on Postgres.
 #[derive(Debug, Parser)]
 #[command(name = "copal-server", version, max_term_width = 100)]
@@ -115,6 +117,12 @@ impl Config {
             client_timeout: Duration::from_secs(60),
             event_retention_days: 0,
         }
+    }
+
+    /// How long silent Sessions are held.
+    #[must_use]
+    pub fn leases(&self) -> Lease {
+        Lease { usual: self.lease, cut_off: self.lease_hold }
     }
 
     /// Refuses what would send passwords and tokens over a network in the clear.

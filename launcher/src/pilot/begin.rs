@@ -163,7 +163,7 @@ impl Pilot {
     pub(super) fn begin_lease(&mut self, client: Client, session_id: SessionId) {
         info!(session.id = %session_id, "opened a Session");
         self.client = Some(client.clone());
-        self.contact.mark();
+        self.contact.mark(Instant::now());
         let header = SpoolHeader { site_id: self.settings.site_id, session_id, batch_job_id: self.batch_job_id };
         let reporter = Reporter::start(
             client.clone(),

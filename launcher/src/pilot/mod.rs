@@ -52,8 +52,8 @@ use doubts::Doubts;
 pub use setup::{exit_record, nodes_of, site_of};
 use signals::Signals;
 
-/// How long a Session is held for a launcher that is not heard: in a BatchJob that runs, and else.
-const HOLD: [(&str, f64); 2] = [("COPAL_LEASE_HOLD_SEC", 1_800.0), ("COPAL_LEASE_SEC", 300.0)];
+/// For which part of the time for which the service holds the Session the launcher goes on without it.
+const TRUST: f64 = 0.9;
 /// How long a Job that was offered to others is left to them.
 const OFFER_GAP: Duration = Duration::from_millis(30);
 /// How often is looked at Jobs that wait for the next place, here and at workers.
@@ -250,6 +250,8 @@ impl Pilot {
                     self.stop(Reason::new(ExitReason::Stopped, "the BatchJob's owner wants it gone"));
                 }
             }
+            // What waits for that is decided at the loop's next turn.
+            Heard::Back => {}
             Heard::Ended(session_id) => self.lose_session(session_id),
         }
     }
@@ -335,7 +337,6 @@ impl Pilot {
     async fn replace_worker(&mut self, worker: usize, group: String) {
         let updates = self.book.worker_lost(worker, "worker_lost", "the worker process on its node was gone");
         warn!(worker, runs = updates.len(), "a worker is gone; its Jobs run again elsewhere or later");
-        self.report(updates);
         self.book.set_aside(worker);
         let (others, survey) = (self.fleet.pids_but(worker), self.survey.clone());
         // Its orphans are ours now. Nothing new may start on its CPUs before they are gone.
@@ -348,6 +349,8 @@ impl Pilot {
             Ok(killed) if killed > 0 => info!(killed, "killed what the worker left"),
             _ => {}
         }
+        // Whoever hears of it may have the Jobs run again at once.
+        self.report(updates);
         let now = Instant::now();
         self.losses[worker].retain(|lost| now.duration_since(*lost) < Duration::from_secs(600));
         self.losses[worker].push(now);
@@ -462,9 +465,7 @@ impl Pilot {
     }
 
     fn fence_at(&self) -> Instant {
-        let (name, default) = if self.batch_job_id.is_some() { HOLD[0] } else { HOLD[1] };
-        let hold = std::env::var(name).ok().and_then(|text| text.parse::<f64>().ok()).unwrap_or(default);
-        self.contact.last() + Duration::from_secs_f64((hold * 0.9).clamp(1.0, 1e9))
+        self.contact.last() + self.contact.held().mul_f64(TRUST).max(Duration::from_secs(1))
     }
 
     /// Begins to stop: nothing new starts, what runs is ended.

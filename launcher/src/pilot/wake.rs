@@ -11,9 +11,10 @@ const LONGEST: Duration = Duration::from_secs(30);
 const SHORTEST: Duration = Duration::from_millis(1);
 
 impl Pilot {
-    /// Whether Jobs are placed and asked for: there is a Session, and no end that tells perhaps of the allocation's.
+    /// Whether Jobs are placed and asked for: there is a Session, which the service surely holds still, and no end that
+    /// tells perhaps of the allocation's.
     pub(super) fn places(&self) -> bool {
-        self.lease.is_some() && !self.doubts.any()
+        self.lease.is_some() && !self.is_cut_off && !self.doubts.any()
     }
 
     /// When the launcher has been idle for too long, if it is idle.

@@ -29,6 +29,8 @@ pub enum Mood {
     Away,
     /// Answers 503.
     Busy,
+    /// Is away behind a proxy that answers 404 with a page of its own.
+    Hidden,
     /// Takes no token any more.
     Unauthenticated,
     /// Answers nothing until the mood is another one; then all that was asked.
@@ -68,6 +70,10 @@ pub struct State {
     pub released: Vec<Value>,
     /// A call with an update of this Job is not understood.
     pub poison: Option<i64>,
+    /// A call with an update of this Job that has more than its state is not understood.
+    pub fussy: Option<i64>,
+    /// For how long the service says that it holds the Session.
+    pub held_sec: Option<f64>,
 }
 
 pub struct Service {
@@ -307,6 +313,13 @@ fn problem(status: u16, code: &str) -> Option<(u16, Value)> {
     Some((status, json!({"status": status, "code": code, "title": "t", "detail": code})))
 }
 
+/// What a proxy answers that finds no service.
+fn page(state: &mut State, changed: &Condvar) -> (u16, Value) {
+    state.turned_away += 1;
+    changed.notify_all();
+    (404, json!("default backend - 404"))
+}
+
 /// The answer; none to close the connection.
 fn answer(shared: &Shared, method: &str, path: &str, query: &str, body: &Value) -> Option<(u16, Value)> {
     let (state, changed) = shared;
@@ -326,6 +339,7 @@ fn answer(shared: &Shared, method: &str, path: &str, query: &str, body: &Value) 
             return None;
         }
         Mood::Busy => return problem(503, "unavailable"),
+        Mood::Hidden => return Some(page(&mut state, changed)),
         Mood::Unauthenticated => return problem(401, "unauthenticated"),
         _ => {}
     }
@@ -356,8 +370,10 @@ fn answer(shared: &Shared, method: &str, path: &str, query: &str, body: &Value) 
                     return if is_lost { None } else { Some((200, json!(jobs))) };
                 }
                 state = changed.wait_timeout(state, left).unwrap().0;
-                if matches!(state.mood, Mood::Away) {
-                    return None;
+                match state.mood {
+                    Mood::Away => return None,
+                    Mood::Hidden => return Some(page(&mut state, changed)),
+                    _ => {}
                 }
                 if !state.sessions.contains_key(&id) {
                     return problem(404, "session_ended");
@@ -373,11 +389,13 @@ fn answer(shared: &Shared, method: &str, path: &str, query: &str, body: &Value) 
                 let held = |job: &&i64| state.session_of.get(job) == Some(&id);
                 let cancel: Vec<i64> = state.cancel.iter().filter(held).copied().collect();
                 if !cancel.is_empty() || state.stop || left.is_zero() {
-                    return Some((200, json!({"cancel": cancel, "stop": state.stop})));
+                    return Some((200, json!({"cancel": cancel, "stop": state.stop, "held_sec": state.held_sec})));
                 }
                 state = changed.wait_timeout(state, left).unwrap().0;
-                if matches!(state.mood, Mood::Away) {
-                    return None;
+                match state.mood {
+                    Mood::Away => return None,
+                    Mood::Hidden => return Some(page(&mut state, changed)),
+                    _ => {}
                 }
                 if !state.sessions.contains_key(&id) {
                     return problem(404, "session_ended");
@@ -439,6 +457,10 @@ fn acquire(state: &mut State, session: i64, wanted: &Value) -> Vec<Value> {
 fn update(state: &mut State, changed: &Condvar, session: i64, body: &Value) -> Option<(u16, Value)> {
     let updates = body["updates"].as_array().unwrap();
     if state.poison.is_some_and(|job| updates.iter().any(|update| update["job_id"] == job)) {
+        return problem(422, "invalid");
+    }
+    let has_details = |update: &&Value| state.fussy == update["job_id"].as_i64() && update.get("usage").is_some();
+    if updates.iter().any(|update| has_details(&update)) {
         return problem(422, "invalid");
     }
     let mut rejected = Vec::new();

@@ -61,7 +61,10 @@ async fn authenticate(request: &ServiceRequest) -> ApiResult<CurrentUser> {
     };
     let token = bearer(request)
         .ok_or_else(|| ApiError::unauthenticated("Not authenticated: send `Authorization: Bearer TOKEN`"))?;
-    let user = shared.keys.verify(&shared.pool, token).await?;
+    let user = match request.path().starts_with("/sessions/") {
+        true => shared.keys.verify_holder(&shared.pool, token).await?,
+        false => shared.keys.verify(&shared.pool, token).await?,
+    };
     if opens(user.bound, request.method(), request.path()) {
         return Ok(user);
     }

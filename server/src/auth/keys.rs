@@ -12,7 +12,7 @@ use std::{
 
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use chrono::{TimeDelta, Utc};
-use copal_schemas::{BatchJobId, SiteId, Timestamp, UserId};
+use copal_schemas::{BatchJobId, SiteId, Timestamp, UserId, problem::ErrorCode};
 use jsonwebtoken::{Algorithm, DecodingKey, EncodingKey, Header, Validation, decode, decode_header, encode};
 use serde::{Deserialize, Serialize};
 use sqlx::{PgConnection, PgPool};
@@ -119,6 +119,18 @@ impl KeyRing {
     /// # Errors
     /// `unauthenticated` when this service did not sign it, it has lapsed or was revoked.
     pub async fn verify(&self, pool: &PgPool, token: &str) -> ApiResult<CurrentUser> {
+        self.verify_holder(pool, token).await.map_err(|error| match error.code() {
+            ErrorCode::SessionEnded => ApiError::unauthenticated(error.problem().detail.clone()),
+            _ => error,
+        })
+    }
+
+    /// The same for a call on a Session. A launcher that was cut off when its BatchJob ended must hear that it has no
+    /// Session any more: for want of a credential alone it would let its runs go on.
+    ///
+    /// # Errors
+    /// As [`KeyRing::verify`]; `session_ended` for a launcher whose BatchJob is over.
+    pub(crate) async fn verify_holder(&self, pool: &PgPool, token: &str) -> ApiResult<CurrentUser> {
         let refused = || ApiError::unauthenticated("Could not validate credentials: log in again for a new token");
         let kid = decode_header(token).ok().and_then(|header| header.kid).ok_or_else(refused)?;
         self.refresh(pool, REFRESH_AFTER).await?;
@@ -133,7 +145,12 @@ impl KeyRing {
         let claims = decode::<Claims>(token, &key, &rules).map_err(|_| refused())?.claims;
         let login = LoginId(claims.login);
         if self.has_revoked(login) {
-            return Err(refused());
+            return Err(match claims.batch_job {
+                Some(id) => {
+                    ApiError::new(ErrorCode::SessionEnded, format!("BatchJob {id} is over; its launcher must end"))
+                }
+                None => refused(),
+            });
         }
         let bound = match (claims.site.map(SiteId), claims.batch_job.map(BatchJobId)) {
             (None, _) => Bound::User,

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use copal_schemas::{
     BatchJobId, JobId, SessionId, SiteId, Timestamp,
+    batch_job::BatchJobState,
     session::{Session, SessionCreate, Signals},
 };
 use sqlx::{FromRow, PgConnection, Postgres, QueryBuilder};
@@ -51,7 +52,7 @@ pub struct Holder {
 /// Opens a Session.
 ///
 /// # Errors
-/// 400 when the Site is not the user's or the BatchJob is not of that Site.
+/// 400 when the Site is not the user's or the BatchJob is not of that Site, or over.
 pub async fn create(conn: &mut PgConnection, scope: Scope, new: &SessionCreate) -> ApiResult<Session> {
     // The row lock keeps the Site (and so the Session's cascade) from vanishing meanwhile.
     const SITE: &str =
@@ -69,11 +70,16 @@ pub async fn create(conn: &mut PgConnection, scope: Scope, new: &SessionCreate) 
         return Err(ApiError::forbidden("the token is that of a launcher; name its BatchJob"));
     }
     if let Some(batch_job) = new.batch_job_id {
-        const BATCH_JOB: &str = "select id from batch_jobs where id = $1 and site_id = $2 for key share";
-        let known: Option<BatchJobId> =
+        // Locked against the end of the BatchJob, which ends its Sessions.
+        const BATCH_JOB: &str = "select state from batch_jobs where id = $1 and site_id = $2 for share";
+        let known: Option<BatchJobState> =
             sqlx::query_scalar(BATCH_JOB).bind(batch_job).bind(new.site_id).fetch_optional(&mut *conn).await?;
-        if known.is_none() {
-            return Err(ApiError::conflict(format!("Site {} has no BatchJob {batch_job}", new.site_id)));
+        match known {
+            None => return Err(ApiError::conflict(format!("Site {} has no BatchJob {batch_job}", new.site_id))),
+            Some(state) if state.is_over() => {
+                return Err(ApiError::conflict(format!("BatchJob {batch_job} is over; its launcher must end")));
+            }
+            Some(_) => {}
         }
     }
     const SQL: &str = "insert into sessions (owner_id, site_id, batch_job_id) values ($1, $2, $3) \
@@ -131,16 +137,54 @@ pub async fn get(conn: &mut PgConnection, scope: Scope, id: SessionId) -> ApiRes
     sql.build_query_as().fetch_optional(conn).await?.ok_or_else(|| ApiError::session_ended(id))
 }
 
+/// How long Sessions are held that nothing is heard of.
+#[derive(Clone, Copy, Debug)]
+pub struct Lease {
+    /// Any.
+    pub usual: Duration,
+    /// Those of BatchJobs that run by the agent's latest report, or ran before somebody wanted them gone: their launchers
+    /// may only be cut off.
+    pub cut_off: Duration,
+}
+
+/// Whether the BatchJob `b` may have a launcher that is only cut off.
+macro_rules! may_be_cut_off {
+    () => {
+        "coalesce(b.state in ('running', 'pending_deletion'), false)"
+    };
+}
+
 /// What the holder must do now.
 ///
 /// # Errors
 /// The database's.
-pub async fn signals(conn: &mut PgConnection, holder: Holder) -> ApiResult<Signals> {
-    const SQL: &str = "select array(select id from jobs where session_id = $1 and cancel_requested order by id), \
-         exists (select from batch_jobs where id = $2 and state = 'pending_deletion')";
-    let (cancel, stop): (Vec<JobId>, bool) =
+pub async fn signals(conn: &mut PgConnection, holder: Holder, lease: Lease) -> ApiResult<Signals> {
+    const SQL: &str = concat!(
+        "select array(select id from jobs where session_id = $1 and cancel_requested order by id), \
+         coalesce(b.state = 'pending_deletion', false), ",
+        may_be_cut_off!(),
+        " from (values (1)) as one left join batch_jobs b on b.id = $2"
+    );
+    let (cancel, stop, may_be_cut_off): (Vec<JobId>, bool, bool) =
         sqlx::query_as(SQL).bind(holder.id).bind(holder.batch_job_id).fetch_one(conn).await?;
-    Ok(Signals { cancel, stop })
+    let held = if may_be_cut_off { lease.cut_off.max(lease.usual) } else { lease.usual };
+    Ok(Signals { cancel, stop, held_sec: Some(held.as_secs_f64()) })
+}
+
+/// Holds the Sessions of a BatchJob, whose record is about to be deleted, for as long as if it stayed: their launchers
+/// were told so.
+///
+/// # Errors
+/// The database's.
+pub async fn outlive_batch_job(conn: &mut PgConnection, batch_job: BatchJobId, lease: Lease) -> ApiResult<()> {
+    const SQL: &str = concat!(
+        "update sessions s set alive_at = s.alive_at + make_interval(secs => $2) from batch_jobs b \
+         where s.batch_job_id = $1 and b.id = $1 and ",
+        may_be_cut_off!()
+    );
+    let longer = lease.cut_off.saturating_sub(lease.usual);
+    sqlx::query(SQL).bind(batch_job).bind(longer.as_secs_f64()).execute(conn).await?;
+    Ok(())
 }
 
 /// Ends a Session of a user and frees its Jobs.
@@ -198,28 +242,30 @@ pub struct Swept {
     pub was_down: Option<Duration>,
 }
 
-/// Ends Sessions that are silent for longer than `lease` (or `hold`, while their BatchJob runs by
-/// the agent's latest report), and those whose BatchJob is over. Only one process does at a time;
+/// Ends Sessions that are silent for longer than `lease`, and those whose BatchJob is over. Only one process does at a time;
 /// the others find nothing. A gap of more than `pause` since the last sweep was an outage of the
 /// service, which counts for no lease.
 ///
 /// # Errors
 /// The database's.
-pub async fn sweep(conn: &mut PgConnection, lease: Duration, hold: Duration, pause: Duration) -> ApiResult<Swept> {
+pub async fn sweep(conn: &mut PgConnection, lease: Lease, pause: Duration) -> ApiResult<Swept> {
     // Of all processes on this database; released at the transaction's end.
     const LOCK: &str = "select pg_try_advisory_xact_lock(hashtext('copal sweep'))";
     if !sqlx::query_scalar::<_, bool>(LOCK).fetch_one(&mut *conn).await? {
         return Ok(Swept::default());
     }
     let was_down = skip_downtime(&mut *conn, pause).await?;
-    const LAPSED: &str = "select s.id from sessions s left join batch_jobs b on b.id = s.batch_job_id \
-         where (s.alive_at < clock_timestamp() - make_interval(secs => $1) \
-         and not (coalesce(b.state = 'running', false) and s.alive_at >= clock_timestamp() - make_interval(secs => $2))) \
+    const LAPSED: &str = concat!(
+        "select s.id from sessions s left join batch_jobs b on b.id = s.batch_job_id \
+         where (s.alive_at < clock_timestamp() - make_interval(secs => $1) and not (",
+        may_be_cut_off!(),
+        " and s.alive_at >= clock_timestamp() - make_interval(secs => $2))) \
          or coalesce(b.state in ('finished', 'submit_failed'), false) \
-         order by s.id limit $3 for update of s skip locked";
+         order by s.id limit $3 for update of s skip locked"
+    );
     let ids: Vec<SessionId> = sqlx::query_scalar(LAPSED)
-        .bind(lease.as_secs_f64())
-        .bind(hold.max(lease).as_secs_f64())
+        .bind(lease.usual.as_secs_f64())
+        .bind(lease.cut_off.max(lease.usual).as_secs_f64())
         .bind(SWEEP_CHUNK)
         .fetch_all(&mut *conn)
         .await?;

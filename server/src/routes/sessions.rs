@@ -232,7 +232,7 @@ pub(super) async fn get_signals(
     loop {
         let (holder, signals) = db::transact(&shared.pool, async |tx| {
             let holder = db::sessions::beat(tx, (&user).into(), id.0).await?;
-            Ok((holder, db::sessions::signals(tx, holder).await?))
+            Ok((holder, db::sessions::signals(tx, holder, shared.config.leases()).await?))
         })
         .await?;
         let done = signals.stop || !signals.cancel.is_empty();

@@ -51,7 +51,7 @@ async fn sweep(shared: &Shared) -> ApiResult<Swept> {
     let config = &shared.config;
     let pause = (config.sweep * MISSED_SWEEPS).max(SHORTEST_OUTAGE);
     let mut transaction = shared.pool.begin().await?;
-    let swept = sessions::sweep(&mut transaction, config.lease, config.lease_hold, pause).await?;
+    let swept = sessions::sweep(&mut transaction, config.leases(), pause).await?;
     transaction.commit().await?;
     Ok(swept)
 }

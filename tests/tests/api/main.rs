@@ -11,6 +11,7 @@ mod cancel;
 mod dependencies;
 mod device_login;
 mod events;
+mod fences;
 mod job_arrays;
 mod job_filters;
 mod job_states;

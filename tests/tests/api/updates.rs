@@ -119,8 +119,8 @@ async fn a_job_that_went_to_another_session_is_fenced() {
     let user = &world.user;
     let (first, jobs) = holder(&world, 1).await;
     user.report(first, jobs[0], &["RUNNING"]).await;
-    // The owner takes it away; another Session gets it.
-    user.set_state(jobs[0], "RESTART_READY").await;
+    // The owner says that the run is over; another Session gets the Job.
+    user.set_state(jobs[0], "RUN_TIMEOUT").await;
     let second = world.session().await;
     assert_eq!(user.acquire(second, &json!({})).await.len(), 1);
     user.report(second, jobs[0], &["RUNNING"]).await;

@@ -36,9 +36,8 @@ impl Book {
                 Event::Vacant(slot) => self.close_slot(slot),
                 Event::Returned(run) => {
                     let Some(state) = self.forget_run(run) else { continue };
-                    if !state.is_lost {
-                        self.enqueue(state.held.job, false);
-                    }
+                    let job = if state.is_lost { state.successor } else { Some(state.held.job) };
+                    job.into_iter().for_each(|job| self.enqueue(job, false));
                 }
             }
         }
@@ -174,6 +173,8 @@ impl Book {
     pub(in crate::pilot) fn lose_all(&mut self, fleet: &Fleet) {
         let jobs: Vec<JobId> = self.held().into_iter().collect();
         self.lose(&jobs, fleet);
+        // Its end has given these back already, and a later Session may be given them.
+        self.given_back.clear();
     }
 
     /// Ends everything; what waits is given up.

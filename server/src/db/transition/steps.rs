@@ -163,9 +163,14 @@ impl Moving {
             self.row.return_code = ask.return_code;
         }
         let cancelled = self.row.cancel_requested && ends_run;
+        let is_end_of_run = matches!(to, JobState::RunDone | JobState::RunError | JobState::RunTimeout);
+        // Its launcher must kill the run before anybody else may run it. Balsam's launchers report as owners; what they
+        // report is the end of a run, and of their Apps the service knows least.
+        let is_taken_away = by == Actor::Owner && ends_run && !is_end_of_run && !self.policy.hooks_hidden;
+        let runs_at = self.row.session_id.filter(|_| is_taken_away);
         let steps = job_state::settle(from, to, &self.facts());
         let at = ask.at.unwrap_or(now);
-        if ends_run && matches!(to, JobState::RunDone | JobState::RunError | JobState::RunTimeout | JobState::Failed) {
+        if ends_run && (is_end_of_run || to == JobState::Failed) {
             self.attempts.push(NewAttempt {
                 number: self.row.num_attempts,
                 state: to,
@@ -183,6 +188,10 @@ impl Moving {
             }
             let event_data = message(data.take().unwrap_or_default(), step.message);
             self.enter(step, self.time_of(index, at, now), event_data);
+            if let (0, Some(session)) = (index, runs_at) {
+                self.row.session_id = Some(session);
+                self.row.cancel_requested = true;
+            }
         }
         if cancelled && matches!(self.row.state, JobState::RunError | JobState::RunTimeout) {
             let step = Step { from: self.row.state, to: JobState::Failed, message: None };
@@ -204,6 +213,13 @@ impl Moving {
             let _ = self.ask(now, Actor::Server, JobState::RunTimeout, Ask { data, ..Ask::default() });
         }
         self.row.session_id = None;
+        self.row.cancel_requested = false;
+    }
+
+    /// Whether its owner took it out of RUNNING and its launcher has not let go of it yet.
+    #[must_use]
+    pub fn is_taken_away(&self) -> bool {
+        self.row.state != JobState::Running && self.row.session_id.is_some() && self.row.cancel_requested
     }
 
     /// Cancels: a Job that waits is FAILED now, one that runs is to be killed by who holds it.
@@ -304,6 +320,7 @@ impl Moving {
 
     fn enter(&mut self, step: Step, at: Timestamp, data: JsonObject) {
         let Step { from, to, .. } = step;
+        let is_taken_away = self.is_taken_away();
         let row = &mut self.row;
         match (from, to) {
             (_, JobState::Running) => {
@@ -318,7 +335,7 @@ impl Moving {
             (JobState::Failed, JobState::RestartReady) => (row.error_restarts, row.timeout_restarts) = (0, 0),
             _ => {}
         }
-        if to != JobState::Running {
+        if to != JobState::Running && !is_taken_away {
             row.session_id = None;
             row.cancel_requested = false;
         }
