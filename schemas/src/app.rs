@@ -125,6 +125,7 @@ pub struct AppCreate {
     pub description: String,
     /// Its parameters by name.
     #[serde(default)]
+    #[cfg_attr(feature = "openapi", schema(value_type = BTreeMap<String, crate::openapi::AppParameterCreate>))]
     pub parameters: BTreeMap<String, AppParameter>,
     /// Its transfer slots by name.
     #[serde(default)]
@@ -173,7 +174,10 @@ pub struct AppPatch {
     pub description: Option<String>,
     /// Replaces the parameters.
     #[serde(default, deserialize_with = "lenient::some", skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "openapi", schema(nullable = false))]
+    #[cfg_attr(
+        feature = "openapi",
+        schema(value_type = BTreeMap<String, crate::openapi::AppParameterCreate>, nullable = false)
+    )]
     pub parameters: Option<BTreeMap<String, AppParameter>>,
     /// Replaces the transfer slots.
     #[serde(default, deserialize_with = "lenient::some", skip_serializing_if = "Option::is_none")]

@@ -168,11 +168,11 @@ pub struct BatchJob {
     pub status_info: StringMap,
     /// When it got its nodes.
     #[serde(with = "crate::time::naive_option")]
-    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>))]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<crate::openapi::Time>))]
     pub start_time: Option<Timestamp>,
     /// When it was over.
     #[serde(with = "crate::time::naive_option")]
-    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>))]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<crate::openapi::Time>))]
     pub end_time: Option<Timestamp>,
 }
 
@@ -277,11 +277,11 @@ pub struct BatchJobPatch {
     pub status_info: Option<StringMap>,
     /// When it got its nodes.
     #[serde(default, deserialize_with = "lenient::patch_datetime", skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<crate::openapi::Time>))]
     pub start_time: Option<Option<Timestamp>>,
     /// When it was over.
     #[serde(default, deserialize_with = "lenient::patch_datetime", skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<crate::openapi::Time>))]
     pub end_time: Option<Option<Timestamp>>,
 }
 

@@ -14,7 +14,7 @@ pub struct Event {
     pub job_id: JobId,
     /// When it happened, by the clock of whoever made the change.
     #[serde(with = "crate::time::naive")]
-    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    #[cfg_attr(feature = "openapi", schema(value_type = crate::openapi::Time))]
     pub timestamp: Timestamp,
     /// The state before.
     pub from_state: JobState,

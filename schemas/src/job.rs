@@ -79,7 +79,7 @@ pub struct Job {
     pub state: JobState,
     /// When it last changed.
     #[serde(with = "crate::time::aware")]
-    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    #[cfg_attr(feature = "openapi", schema(value_type = crate::openapi::Time))]
     pub last_update: Timestamp,
     /// Whatever its owner and its hooks keep with it.
     #[cfg_attr(feature = "openapi", schema(value_type = Object))]
@@ -405,7 +405,7 @@ pub struct JobPatch {
     pub state: Option<JobState>,
     /// When that happened; left out or null for now.
     #[serde(default, with = "crate::time::naive_option", skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<crate::openapi::Time>))]
     pub state_timestamp: Option<Timestamp>,
     /// For the event.
     #[serde(default, skip_serializing_if = "JsonObject::is_empty")]

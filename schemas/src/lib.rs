@@ -14,6 +14,8 @@ pub mod job_array;
 pub mod job_state;
 pub mod lenient;
 pub mod limits;
+#[cfg(feature = "openapi")]
+pub mod openapi;
 pub mod page;
 pub mod problem;
 pub mod resources;

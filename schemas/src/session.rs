@@ -25,7 +25,7 @@ pub struct Session {
     pub batch_job_id: Option<BatchJobId>,
     /// The last sign of life.
     #[serde(with = "crate::time::naive")]
-    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    #[cfg_attr(feature = "openapi", schema(value_type = crate::openapi::Time))]
     pub heartbeat: Timestamp,
 }
 
@@ -106,20 +106,20 @@ impl Default for Acquire {
 pub struct Usage {
     /// When its first process started.
     #[serde(with = "crate::time::naive_option", skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>))]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<crate::openapi::Time>))]
     pub start: Option<Timestamp>,
     /// When its last process ended.
     #[serde(with = "crate::time::naive_option", skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>))]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<crate::openapi::Time>))]
     pub end: Option<Timestamp>,
     /// The signal that ended it, by name: `SIGKILL`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub signal: Option<String>,
     /// The largest resident set of one process in bytes.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "lenient::nullable_int", skip_serializing_if = "Option::is_none")]
     pub peak_memory_bytes: Option<i64>,
     /// CPU time of all processes, user and system, in seconds.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "lenient::nullable_float", skip_serializing_if = "Option::is_none")]
     pub cpu_sec: Option<f64>,
     /// The nodes it ran on.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -139,7 +139,7 @@ pub struct JobUpdate {
     pub state: JobState,
     /// When; left out for now.
     #[serde(default, with = "crate::time::naive_option", skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<crate::openapi::Time>))]
     pub state_timestamp: Option<Timestamp>,
     /// For the event: `reason`, `message`, `error_tail`.
     #[serde(default, skip_serializing_if = "JsonObject::is_empty")]

@@ -49,7 +49,7 @@ pub struct NodeAside {
     pub node: String,
     /// Until when.
     #[serde(with = "crate::time::naive")]
-    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    #[cfg_attr(feature = "openapi", schema(value_type = crate::openapi::Time))]
     pub until: Timestamp,
     /// Why: how many failed, and the first cause.
     #[serde(deserialize_with = "lenient::string")]
@@ -141,11 +141,11 @@ pub struct Site {
     pub id: SiteId,
     /// When its agent last reported.
     #[serde(with = "crate::time::naive")]
-    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    #[cfg_attr(feature = "openapi", schema(value_type = crate::openapi::Time))]
     pub last_refresh: Timestamp,
     /// When it was made.
     #[serde(with = "crate::time::naive")]
-    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    #[cfg_attr(feature = "openapi", schema(value_type = crate::openapi::Time))]
     pub creation_date: Timestamp,
 }
 

@@ -56,7 +56,7 @@ pub struct AccessToken {
     pub token_type: String,
     /// When the token lapses.
     #[serde(with = "crate::time::naive")]
-    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    #[cfg_attr(feature = "openapi", schema(value_type = crate::openapi::Time))]
     pub expiration: Timestamp,
     /// Renews the login at `POST /auth/token`, once: the answer has the next one. Only there where
     /// the login asked for it with the scope `offline_access`, and for Sites and launchers.
@@ -117,15 +117,15 @@ pub struct LoginInfo {
     pub client: String,
     /// When.
     #[serde(with = "crate::time::naive")]
-    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    #[cfg_attr(feature = "openapi", schema(value_type = crate::openapi::Time))]
     pub created_at: Timestamp,
     /// When it was renewed last.
     #[serde(with = "crate::time::naive")]
-    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    #[cfg_attr(feature = "openapi", schema(value_type = crate::openapi::Time))]
     pub last_used_at: Timestamp,
     /// When it lapses unless renewed.
     #[serde(with = "crate::time::naive")]
-    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    #[cfg_attr(feature = "openapi", schema(value_type = crate::openapi::Time))]
     pub expires_at: Timestamp,
     /// Whether it is the login of the request's own token.
     pub current: bool,
@@ -183,4 +183,18 @@ pub struct DeviceToken {
     /// As sent to `POST /auth/device/login`.
     #[cfg_attr(feature = "openapi", schema(format = Uuid))]
     pub client_id: String,
+}
+
+/// Form of `POST /auth/oauth/ALCF/login/device`, which the approval page sends.
+#[derive(Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct DeviceDecision {
+    /// The code that the program shows.
+    pub user_code: String,
+    /// Who decides.
+    pub username: String,
+    /// Whose password proves it.
+    pub password: String,
+    /// `approve`; anything else denies.
+    pub decision: String,
 }

@@ -4,7 +4,7 @@
 use actix_web::{HttpRequest, HttpResponse, http::StatusCode, web};
 use copal_schemas::{
     problem::{ErrorCode, Problem},
-    user::{AccessToken, DeviceLogin, DeviceLoginStart, DeviceToken, LoginKind},
+    user::{AccessToken, DeviceDecision, DeviceLogin, DeviceLoginStart, DeviceToken, LoginKind},
 };
 use uuid::Uuid;
 
@@ -145,7 +145,8 @@ pub(crate) async fn device_page(shared: web::Data<Shared>, query: QueryParams) -
 }
 
 /// Approves or denies a device login.
-#[utoipa::path(post, path = "/auth/oauth/ALCF/login/device", tag = "auth", security(()), responses(
+#[utoipa::path(post, path = "/auth/oauth/ALCF/login/device", tag = "auth", security(()),
+    request_body(content = DeviceDecision, content_type = "application/x-www-form-urlencoded"), responses(
     (status = 200, description = "It is decided", content_type = "text/html"),
     (status = 400, description = "The code is unknown, was decided on, or has lapsed", content_type = "text/html"),
     (status = 401, description = "Name or password is wrong", content_type = "text/html"),

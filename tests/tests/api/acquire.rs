@@ -242,11 +242,16 @@ async fn bad_requests_are_refused_with_the_field() {
         (json!({"app_ids": ["x"]}), "app_ids"),
         (json!({"max_aggregate_nodes": "many"}), "max_aggregate_nodes"),
         (json!({"serial_only": "perhaps"}), "serial_only"),
+        (json!({"wait_sec": 30.5}), "wait_sec"),
+        (json!({"wait_sec": -1}), "wait_sec"),
     ] {
         let wanted = with(json!({"max_num_jobs": 1, "filter_tags": {}}), &change);
         let answer = world.user.post(&path, &wanted).await;
         assert_eq!(answer.status, 422, "{change}: {}", answer.body);
         answer.invalid(field);
+    }
+    for wait_sec in ["31", "-1", "NaN", "soon"] {
+        world.user.get(&format!("{path}/signals?wait_sec={wait_sec}")).await.invalid("wait_sec");
     }
     world.user.post(&path, &json!({"max_num_jobs": 1})).await.invalid("filter_tags");
     world.user.post(&path, &json!({"filter_tags": {}})).await.invalid("max_num_jobs");
