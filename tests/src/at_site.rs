@@ -5,7 +5,7 @@
 
 use std::{
     fs,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Command, Output},
     time::Duration,
 };
@@ -89,14 +89,17 @@ pub trait AtSite {
         })
     }
 
-    /// The ends of the Site's logs and of what its scripts wrote.
+    /// The ends of the Site's logs and of what its scripts wrote, without the credentials that lie there: what a failed test
+    /// prints is kept by many.
     fn ends_of_logs(&self) -> String {
+        let is_credential = |path: &Path| path.extension().is_some_and(|extension| extension == "yml");
         let mut text = String::new();
         for folder in ["log", "qsubmit"] {
-            for entry in fs::read_dir(self.site_folder().join(folder)).into_iter().flatten().flatten() {
-                let bytes = fs::read(entry.path()).unwrap_or_default();
+            let files = fs::read_dir(self.site_folder().join(folder)).into_iter().flatten().flatten();
+            for path in files.map(|file| file.path()).filter(|path| !is_credential(path)) {
+                let bytes = fs::read(&path).unwrap_or_default();
                 let tail = String::from_utf8_lossy(&bytes[bytes.len().saturating_sub(2_000)..]).into_owned();
-                text.push_str(&format!("\n--- {}\n{tail}", entry.path().display()));
+                text.push_str(&format!("\n--- {}\n{tail}", path.display()));
             }
         }
         text

@@ -3,13 +3,14 @@
 
 use std::{
     fs,
-    path::Path,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
     time::Duration,
 };
 
 use copal_tests::{
     Service, Settings,
+    at_site::AtSite,
     postgres::TestDatabase,
     process::{Programs, Running, describe},
     wait::{LIMIT, wait_blocking},
@@ -128,4 +129,29 @@ fn programs_that_run_are_seen_and_stopped() {
         left if left.is_empty() => Ok(()),
         left => Err(format!("{left:?}")),
     });
+}
+
+/// A Site's folder without a Site.
+struct Folder(tempfile::TempDir);
+
+impl AtSite for Folder {
+    fn site_folder(&self) -> PathBuf {
+        self.0.path().into()
+    }
+
+    fn copal_command(&self) -> Command {
+        Command::new("false")
+    }
+}
+
+#[test]
+fn what_a_failure_prints_holds_no_credential() {
+    let folder = Folder(tempfile::tempdir().expect("a temporary folder"));
+    for (name, text) in [("log/agent.log", "it began"), ("qsubmit/7.launcher-login.yml", "token: t0p")] {
+        let path = folder.site_folder().join(name);
+        fs::create_dir(path.parent().expect("a folder")).expect("the folder is this test's own");
+        fs::write(path, text).expect("the folder is this test's own");
+    }
+    let logs = folder.ends_of_logs();
+    assert!(logs.contains("it began") && !logs.contains("t0p"), "{logs}");
 }
