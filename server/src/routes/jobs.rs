@@ -2,7 +2,7 @@
 
 use actix_web::{HttpRequest, HttpResponse, http::header::CONTENT_TYPE, web};
 use copal_schemas::{
-    JobId, JobState,
+    JobId, JobState, JsonObject,
     job::{Attempt, Cancelled, Job, JobCreate, JobPatch, JobPatchItem},
     job_array::{JobArray, JobArrayCreate},
     page::{MAX_BULK, Page},
@@ -10,6 +10,7 @@ use copal_schemas::{
     why::Why,
 };
 use serde::Serialize;
+use serde_json::Value;
 use sqlx::PgConnection;
 
 use crate::{
@@ -133,12 +134,15 @@ pub(super) async fn create_jobs(
     body: ValidJson<Vec<JobCreate>>,
 ) -> ApiResult<HttpResponse> {
     let key = idempotency_key(&request)?;
-    let jobs = body.0;
+    let mut jobs = body.0;
     if jobs.len() > MAX_BULK {
         return Err(ApiError::bulk_too_large(jobs.len()));
     }
     if jobs.is_empty() {
         return Ok(HttpResponse::Created().json(jobs));
+    }
+    if key.is_some() {
+        jobs.iter_mut().for_each(|job| sort(&mut job.data));
     }
     let scope = (&user).into();
     create_once(&shared, &user, key, ("/jobs/", jobs.len()), &jobs, async |tx| {
@@ -164,11 +168,20 @@ pub(super) async fn create_job_array(
     body: ValidJson<JobArrayCreate>,
 ) -> ApiResult<HttpResponse> {
     let key = idempotency_key(&request)?;
-    let (array, scope) = (body.0, (&user).into());
+    let (mut array, scope) = (body.0, (&user).into());
+    if key.is_some() {
+        sort(&mut array.job.data);
+    }
     create_once(&shared, &user, key, ("/job-arrays/", usize::MAX), &array, async |tx| {
         db::job_array::create(tx, scope, array.clone()).await
     })
     .await
+}
+
+/// Puts into order what else has the order of the request: the order of fields does not tell one request from another.
+fn sort(data: &mut JsonObject) {
+    data.values_mut().for_each(Value::sort_all_objects);
+    data.sort_keys();
 }
 
 /// Creates so many Jobs in one transaction; with an Idempotency-Key, a repeated request gets the first one's answer.
@@ -184,8 +197,8 @@ async fn create_once<T: Serialize>(
         let created = db::transact_rows(&shared.pool, jobs, create).await?;
         return Ok(HttpResponse::Created().json(created));
     };
-    let canonical = serde_json::to_vec(body).map_err(ApiError::internal)?;
-    let hash = db::idempotency::request_hash("POST", path, &canonical);
+    let request = serde_json::to_vec(body).map_err(ApiError::internal)?;
+    let hash = db::idempotency::request_hash("POST", path, &request);
     let (status, body) = db::transact_rows(&shared.pool, jobs, async |tx| {
         if let Some(known) = db::idempotency::begin(tx, user.id, key, &hash).await? {
             return Ok((known.status, known.body));

@@ -272,6 +272,28 @@ async fn the_same_idempotency_key_makes_nothing_again() {
 }
 
 #[tokio::test]
+async fn the_order_of_fields_makes_no_other_request() {
+    let world = World::new().await;
+    let user = &world.user;
+    let app = world.plain;
+    let post = async |path: &str, key: &str, body: String| {
+        let request = user.request(reqwest::Method::POST, path).header("Idempotency-Key", key);
+        user.send(request.header("Content-Type", "application/json").body(body)).await.created()
+    };
+    let one = format!(
+        r#"{{"app_id": {app}, "workdir": "w", "tags": {{"a": "1", "b": "2"}}, "data": {{"x": [{{"m": 1, "n": 2}}], "y": 0}}}}"#
+    );
+    let other = format!(
+        r#"{{"data": {{"y": 0, "x": [{{"n": 2, "m": 1}}]}}, "workdir": "w", "tags": {{"b": "2", "a": "1"}}, "app_id": {app}}}"#
+    );
+    let first = post("/jobs/", "jobs", format!("[{one}]")).await;
+    assert_eq!(post("/jobs/", "jobs", format!("[{other}]")).await, first);
+    let first = post("/job-arrays/", "array", format!(r#"{{"last": 0, "job": {one}}}"#)).await;
+    assert_eq!(post("/job-arrays/", "array", format!(r#"{{"job": {other}, "last": 0}}"#)).await, first);
+    assert_eq!(user.count("/jobs/").await, 2);
+}
+
+#[tokio::test]
 async fn calls_with_one_key_at_the_same_time_make_one_job() {
     let world = World::new().await;
     let user = &world.user;
