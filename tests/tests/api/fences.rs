@@ -123,7 +123,7 @@ async fn a_job_that_its_owner_takes_out_of_running_runs_nowhere_else_before_its_
         }
         let state = user.state(job).await;
         assert!(["RESTART_READY", "PREPROCESSED"].contains(&state.as_str()), "{way:?}: {state}");
-        assert_eq!(user.acquire(second, &json!({})).await, [json!(0); 0], "{way:?}: it still runs");
+        assert!(user.acquire(second, &json!({})).await.is_empty(), "{way:?}: it still runs");
         assert_eq!(signals(&world, first).await["cancel"], json!([job]));
         // Whatever the run came to, it does not count.
         let answer = user.update(first, &[json!({"job_id": job, "state": "RUN_DONE", "return_code": 0})]).await;
