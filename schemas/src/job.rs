@@ -139,6 +139,12 @@ pub struct Job {
     /// Runs so far.
     #[serde(default)]
     pub num_attempts: i32,
+    /// Restarts after errors, since its owner restarted it if that was so.
+    #[serde(default)]
+    pub error_restarts: i32,
+    /// The same after time-outs.
+    #[serde(default)]
+    pub timeout_restarts: i32,
 }
 
 impl Job {

@@ -447,6 +447,8 @@ fn answer(new: New<'_>, id: JobId, now: Timestamp) -> Job {
         array_id: None,
         array_index: None,
         num_attempts: 0,
+        error_restarts: 0,
+        timeout_restarts: 0,
     }
 }
 

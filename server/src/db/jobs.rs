@@ -57,6 +57,8 @@ pub(super) struct JobRow {
     array_id: Option<i64>,
     array_index: Option<i64>,
     num_attempts: i32,
+    error_restarts: i32,
+    timeout_restarts: i32,
 }
 
 /// The columns of a [`JobRow`] and where they are.
@@ -67,7 +69,7 @@ macro_rules! job_columns {
          j.pending_file_cleanup, d.parent_ids, j.num_nodes, j.ranks_per_node, d.threads_per_rank, \
          d.threads_per_core, d.gpus_per_rank, j.node_packing_count, j.wall_time_min, d.launch_params, d.parameters, \
          j.priority, d.dependencies, d.mem_mb, d.walltime_limit_min, j.max_restarts, d.checkpoint, d.account, \
-         d.array_id, d.array_index, j.num_attempts"
+         d.array_id, d.array_index, j.num_attempts, j.error_restarts, j.timeout_restarts"
     };
 }
 pub(super) use job_columns;
@@ -109,6 +111,8 @@ impl From<JobRow> for Job {
             array_id: row.array_id,
             array_index: row.array_index,
             num_attempts: row.num_attempts,
+            error_restarts: row.error_restarts,
+            timeout_restarts: row.timeout_restarts,
         }
     }
 }

@@ -280,7 +280,10 @@ fn not_taken(update: &JobUpdate, why: &ClientError) -> JobUpdate {
 async fn process(context: Context, job: Job, app: String) -> JobUpdate {
     let outcome = run_hook(&context, &job, &app).await;
     let go_on = match &outcome {
-        Ok(result) if result.state.is_none() => next_state(&context, &job, &app).await,
+        Ok(result) if result.state.is_none() => {
+            let of_app = || load_app(&context, &app).ok()?.spec().max_restarts;
+            next_state(&job, job.max_restarts.or_else(of_app))
+        }
         _ => JobState::Failed,
     };
     conclude(&job, outcome, go_on)
@@ -321,32 +324,16 @@ fn load_app(context: &Context, name: &str) -> Result<App, String> {
     context.dir.load_app(name).map_err(|error| format!("App {name}: {:#}", anyhow::Error::from(error)))
 }
 
-/// Where a Job goes when its hook only said "go on". After an error or a time-out that is what the retry
-/// policy says.
-async fn next_state(context: &Context, job: &Job, app: &str) -> JobState {
-    let (ended_as, unlimited) = match job.state {
+/// Where a Job goes when its hook only said "go on". After an error or a time-out that is what the retry policy says, as
+/// the service has it for Jobs without a hook. Pure.
+fn next_state(job: &Job, max_restarts: Option<i32>) -> JobState {
+    let is_left = match job.state {
         JobState::StagedIn => return JobState::Preprocessed,
         JobState::RunDone => return JobState::Postprocessed,
-        JobState::RunTimeout => (JobState::RunTimeout, true),
-        _ => (JobState::RunError, false),
+        JobState::RunTimeout => max_restarts.is_none_or(|most| job.timeout_restarts < most),
+        _ => job.error_restarts < max_restarts.unwrap_or(0),
     };
-    let policy = job.max_restarts.or_else(|| load_app(context, app).ok()?.spec().max_restarts);
-    let Some(max_restarts) = policy else {
-        return if unlimited { JobState::RestartReady } else { JobState::Failed };
-    };
-    let mut backoff = Backoff::new(MAX_BACKOFF);
-    loop {
-        match context.api.client().list_attempts(job.id).await {
-            Ok(attempts) => {
-                let count = attempts.iter().filter(|attempt| attempt.state == ended_as).count();
-                let left = count <= usize::try_from(max_restarts).unwrap_or(0);
-                return if left { JobState::RestartReady } else { JobState::Failed };
-            }
-            Err(error) if error.is_transient() => tokio::time::sleep(backoff.next_wait()).await,
-            // Without a count the safe end is the one that runs nothing again.
-            Err(_) => return JobState::Failed,
-        }
-    }
+    if is_left { JobState::RestartReady } else { JobState::Failed }
 }
 
 /// The report about one Job, from what its hook did. Pure.
@@ -404,6 +391,16 @@ mod tests {
             "threads_per_core": 1, "gpus_per_rank": 0.0, "node_packing_count": 1, "wall_time_min": 0, "launch_params": {}
         }))
         .unwrap()
+    }
+
+    #[test]
+    fn the_retry_policy_counts_errors_and_time_outs_apart() {
+        let job = Job { error_restarts: 1, timeout_restarts: 2, ..job("RUN_ERROR") };
+        assert_eq!(next_state(&job, None), JobState::Failed);
+        assert_eq!([1, 2].map(|most| next_state(&job, Some(most))), [JobState::Failed, JobState::RestartReady]);
+        let job = Job { state: JobState::RunTimeout, ..job };
+        assert_eq!(next_state(&job, None), JobState::RestartReady);
+        assert_eq!([2, 3].map(|most| next_state(&job, Some(most))), [JobState::Failed, JobState::RestartReady]);
     }
 
     #[test]

@@ -3,13 +3,13 @@
 //! ended are delivered and deleted before the service is told of the end, since an ended Session reports nothing more.
 
 use std::{
-    collections::HashMap,
-    fs,
+    collections::{HashMap, HashSet},
+    fs, io,
     path::{Path, PathBuf},
     time::Duration,
 };
 
-use copal_client::{ClientError, spool};
+use copal_client::{ClientError, site_dir::FileError, spool};
 use copal_schemas::{
     BatchJobId, JsonObject, SessionId,
     batch_job::BatchJobState,
@@ -58,8 +58,9 @@ impl Passes for SpoolDelivery {
 /// The deliverer; one for the agent, so that two services never send the same file at once.
 #[derive(Default)]
 pub struct Deliverer {
-    /// How many batches of a file were sent already.
-    sent: Mutex<HashMap<PathBuf, usize>>,
+    /// The keys of the batches of each file that were sent already. A launcher may take its file away and write another
+    /// one of the same name.
+    sent: Mutex<HashMap<PathBuf, HashSet<Uuid>>>,
 }
 
 impl Deliverer {
@@ -71,7 +72,9 @@ impl Deliverer {
     pub async fn deliver(&self, context: &Context, ended: Option<BatchJobId>) -> anyhow::Result<usize> {
         let mut sent = self.sent.lock().await;
         let mut delivered = 0;
-        for path in spool::list(&context.dir.spool())? {
+        let paths = spool::list(&context.dir.spool())?;
+        sent.retain(|path, _| paths.contains(path));
+        for path in paths {
             let file = match spool::read(&path) {
                 Ok(Some(file)) => file,
                 // Its launcher has only begun it, or died of that.
@@ -81,10 +84,14 @@ impl Deliverer {
                     }
                     continue;
                 }
-                Err(error) => {
+                Err(error @ FileError::Content { .. }) => {
                     set_aside(&path, "unreadable", &format!("{:#}", anyhow::Error::from(error)));
                     continue;
                 }
+                // Its launcher was quicker.
+                Err(FileError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => continue,
+                // The file may be in order, and what can't be read now is read later.
+                Err(error) => return Err(error.into()),
             };
             if file.header.site_id != context.site.id {
                 continue;
@@ -92,13 +99,28 @@ impl Deliverer {
             if ended.is_some() && file.header.batch_job_id != ended {
                 continue;
             }
-            let done = sent.get(&path).copied().unwrap_or(0);
+            let id = file.header.batch_job_id;
+            let sent_of_file = sent.entry(path.clone()).or_default();
             let mut refused = None;
-            for batch in file.batches.iter().skip(done) {
-                match send(context, file.header.session_id, batch).await {
+            for batch in &file.batches {
+                if sent_of_file.contains(&batch.batch_key) {
+                    continue;
+                }
+                let mut outcome = offer(context, file.header.session_id, batch.clone()).await;
+                if let Err(error) = &outcome
+                    && is_about_content(error)
+                {
+                    if ended.is_none() && !is_left(context, &path, id).await? {
+                        // Its launcher hears the same and sends it in parts, which must not count twice. What
+                        // follows waits for that.
+                        break;
+                    }
+                    outcome = send_in_parts(context, file.header.session_id, batch).await;
+                }
+                match outcome {
                     Ok(()) => {
                         delivered += batch.updates.len();
-                        *sent.entry(path.clone()).or_default() += 1;
+                        sent_of_file.insert(batch.batch_key);
                     }
                     Err(ClientError::Problem(problem)) if problem.code == ErrorCode::SessionEnded => {
                         refused = Some(problem.detail);
@@ -110,7 +132,7 @@ impl Deliverer {
             if let Some(reason) = refused {
                 set_aside(&path, "refused", &reason);
                 sent.remove(&path);
-            } else if ended.is_some() || is_left(context, &path, file.header.batch_job_id).await? {
+            } else if ended.is_some() || is_left(context, &path, id).await? {
                 spool::remove(&path)?;
                 sent.remove(&path);
             }
@@ -119,12 +141,9 @@ impl Deliverer {
     }
 }
 
-/// Sends one batch. A report that the service does not take for what is in it blocks no other.
-async fn send(context: &Context, session: SessionId, batch: &Updates) -> Result<(), ClientError> {
-    match offer(context, session, batch.clone()).await {
-        Err(error) if is_about_content(&error) => {}
-        outcome => return outcome,
-    }
+/// Sends a batch that the service does not take as a whole. A report that it does not take for what is in it blocks no
+/// other.
+async fn send_in_parts(context: &Context, session: SessionId, batch: &Updates) -> Result<(), ClientError> {
     // The batch was not taken, and neither was its key.
     let anew = |updates| offer(context, session, Updates { batch_key: Uuid::new_v4(), updates, release: Vec::new() });
     reports::deliver(batch.updates.clone(), anew, bare).await

@@ -44,6 +44,18 @@ fn errors_are_retried_as_the_policy_says_unless_a_hook_decides() {
         let history = laptop.history(job);
         assert_eq!(runs(&history), count, "{job}: {history:?}");
     }
+    // An owner's restart starts the count anew, also where a hook is asked.
+    let again = [(jobs[1], 6), (jobs[2], 4)];
+    for (job, _) in again {
+        laptop.site(&["job", "modify", "--id", &job.to_string(), "--set-state", "RESTART_READY", "-y"]);
+    }
+    laptop.allocation("serial", 10);
+    for (job, count) in again {
+        wait_blocking("the runs that the policy allows", LIMIT, || match laptop.history(job) {
+            history if runs(&history) == count && history.last().is_some_and(|state| state == "FAILED") => Ok(()),
+            history => Err(format!("{history:?}")),
+        });
+    }
     assert_eq!(laptop.show(jobs[3])["data"]["usable"], true);
     let told = laptop.site(&["job", "show", &jobs[4].to_string()]);
     assert!(told.contains("no use"), "{told}");

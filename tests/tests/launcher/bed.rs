@@ -28,7 +28,12 @@ pub(crate) struct Bed {
 impl Bed {
     /// With these Apps, by name and command.
     pub(crate) async fn new(apps: &[(&str, &str)]) -> Self {
-        let laptop = Laptop::new();
+        Self::with_server(&[], apps).await
+    }
+
+    /// The same with arguments for the service.
+    pub(crate) async fn with_server(arguments: &[&str], apps: &[(&str, &str)]) -> Self {
+        let laptop = Laptop::with_server(arguments);
         laptop.init_site(1);
         for (name, rest) in apps {
             laptop.app(name, rest);

@@ -8,3 +8,4 @@ mod nodes;
 mod outage;
 mod shapes;
 mod sharing;
+mod spool;

@@ -17,13 +17,14 @@ fn away() -> Duration {
 #[tokio::test]
 async fn pitfall_109_runs_that_end_while_connections_are_refused_are_told_later() {
     const JOBS: usize = 4;
-    let mut bed = Bed::new(&[("Gated", GATED)]).await;
+    // A launcher without a BatchJob would be cut off after 300 s; the time in which the service is down counts for it,
+    // since it can't tell that from a cut network.
+    let patience = (300 + 2 * away().as_secs()).to_string();
+    let arguments = ["--lease", &patience];
+    let mut bed = Bed::with_server(&arguments, &[("Gated", GATED)]).await;
     bed.settings(&json!({"cpus_per_node": JOBS, "idle_ttl_sec": 600}));
     let jobs = bed.jobs("Gated", JOBS, &json!({"node_packing_count": JOBS})).await;
-    // One without a BatchJob would be cut off after 300 s; the time in which the service is down counts for it, since it
-    // can't tell that from a cut network.
-    let patience = (300 + 2 * away().as_secs()).to_string();
-    let launcher = bed.launch("launcher", &["-j", "serial"], &[("COPAL_LEASE_SEC", &patience)]);
+    let launcher = bed.launch("launcher", &["-j", "serial"], &[]);
     bed.wait_count("RUNNING", JOBS as u64).await;
 
     let server = bed.laptop.server.take().unwrap();
@@ -39,7 +40,7 @@ async fn pitfall_109_runs_that_end_while_connections_are_refused_are_told_later(
     })
     .await;
 
-    let (server, _) = bed.laptop.programs.start_server(bed.laptop.port, &[]);
+    let (server, _) = bed.laptop.programs.start_server(bed.laptop.port, &arguments);
     bed.laptop.server = Some(server);
     bed.wait_count("JOB_FINISHED", JOBS as u64).await;
     for state in ["RUNNING", "RUN_DONE"] {
