@@ -1,7 +1,10 @@
 //! The record that a launcher leaves in the Site's `qsubmit/` when it exits: positive evidence for the
 //! agent that the launcher ended, when and why, whatever the scheduler says or forgets.
 
-use std::path::{Path, PathBuf};
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
 
 use copal_schemas::{BatchJobId, Timestamp};
 use serde::{Deserialize, Serialize};
@@ -58,6 +61,19 @@ impl LauncherExit {
         let text = serde_json::to_string(self)
             .map_err(|error| FileError::Content { path: path.clone(), message: error.to_string() })?;
         yaml::write_atomically(&path, &text, 0o644)
+    }
+
+    /// Takes away the record of an earlier start, where the scheduler has started the BatchJob once more: it would say
+    /// of the launcher that runs now that it has ended. One that is not there is no error.
+    ///
+    /// # Errors
+    /// When it can't be deleted.
+    pub fn forget(qsubmit: &Path, batch_job_id: BatchJobId) -> Result<(), FileError> {
+        let path = path(qsubmit, batch_job_id);
+        match std::fs::remove_file(&path) {
+            Err(source) if source.kind() != io::ErrorKind::NotFound => Err(FileError::Write { path, source }),
+            _ => Ok(()),
+        }
     }
 
     /// Reads the record; `None` where there is none (yet), or none that can be read.

@@ -25,7 +25,7 @@ use tracing::{error, info, warn};
 use crate::{
     args::PilotArgs,
     logs,
-    pilot::{exit_record, nodes_of, site_of},
+    pilot::{exit_record, forget_earlier_exit, nodes_of, site_of},
 };
 
 /// The variable by which a partition's launcher knows that standard input is a pipe from its parent.
@@ -39,6 +39,7 @@ pub fn run(args: &PilotArgs) -> Result<()> {
     let (site, settings) = site_of(args)?;
     let log = args.batch_job_id.map(|id| site.log().join(format!("launcher-{id}.log")));
     logs::init(log.as_deref(), &settings.logging.level);
+    forget_earlier_exit(args, &site);
     let nodes = nodes_of(args, &settings)?.nodes.len();
     let ranges = split(&args.partitions, nodes)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("can't start")?;

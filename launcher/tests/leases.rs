@@ -3,16 +3,20 @@
 
 mod support;
 
+use copal_client::launcher_exit::{ExitReason, LauncherExit};
+use copal_schemas::BatchJobId;
 use serde_json::json;
 use support::service::{Mood, Service};
 
 const QUICK: &str = "launcher: {idle_ttl_sec: 0.5, kill_grace_sec: 1, cpus_per_node: 4}\n";
+/// Ends when the test makes the file `gate` at the Site.
+const GATED: &str = "while [ ! -e ../../../gate ]; do sleep 0.02; done";
 const SERIAL: &[&str] = &["-j", "serial", "-t", "10", "--batch-job-id", "7"];
 
 #[test]
 fn a_proxys_page_in_the_place_of_the_service_ends_no_session() {
     let service = Service::start(QUICK);
-    service.job(1, "while [ ! -e ../../../gate ]; do sleep 0.02; done");
+    service.job(1, GATED);
     let mut launcher = service.launch(SERIAL);
     service.wait_for(1, "RUNNING");
     service.mood(Mood::Hidden);
@@ -37,4 +41,20 @@ fn pitfall_108_an_end_that_the_service_does_not_take_with_its_details_is_told_wi
         assert_eq!((&end["return_code"], service.states(id).len()), (&json!(0), 2));
     }
     assert_eq!(launcher.wait(), Some(0));
+}
+
+#[test]
+fn pitfall_044_a_batch_job_that_is_started_once_more_has_no_exit_record_while_it_runs() {
+    let service = Service::start(QUICK);
+    let earlier = r#"{"reason":"end_of_time","message":"got SIGTERM","time":"2026-11-30T10:00:00+00:00","runs":3}"#;
+    service.write("site/qsubmit/7.launcher.json", earlier, 0o644);
+    let record = || LauncherExit::read(&service.path("site/qsubmit"), BatchJobId(7));
+    assert!(record().is_some());
+    service.job(1, GATED);
+    let mut launcher = service.launch(SERIAL);
+    service.wait_for(1, "RUNNING");
+    assert_eq!(record(), None);
+    service.write("site/gate", "", 0o644);
+    assert_eq!(launcher.wait(), Some(0));
+    assert_eq!(record().map(|exit| exit.reason), Some(ExitReason::Idle));
 }

@@ -49,7 +49,7 @@ use asking::Asking;
 use book::Book;
 use demand::{Kind, Terms};
 use doubts::Doubts;
-pub use setup::{exit_record, nodes_of, site_of};
+pub use setup::{exit_record, forget_earlier_exit, nodes_of, site_of};
 use signals::Signals;
 
 /// For which part of the time for which the service holds the Session the launcher goes on without it.
@@ -70,6 +70,7 @@ pub fn run(args: &PilotArgs) -> Result<()> {
     let (site, settings) = site_of(args)?;
     let log = args.batch_job_id.map(|id| site.log().join(format!("launcher-{id}.log")));
     logs::init(log.as_deref(), &settings.logging.level);
+    forget_earlier_exit(args, &site);
     // What a worker that was killed leaves behind comes to this process, which can then end it.
     tree::adopt_orphans().context("can't become the parent of orphans")?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("can't start")?;

@@ -8,10 +8,12 @@ use copal_client::{
     launcher_exit::{ExitReason, LauncherExit},
 };
 use copal_schemas::settings::Settings;
+use tracing::warn;
 
 use crate::{
     args::PilotArgs,
     nodes::{self, Allocation},
+    session::chain,
 };
 
 /// The Site that is meant, and its settings.
@@ -29,6 +31,15 @@ pub fn site_of(args: &PilotArgs) -> Result<(SiteDir, Settings)> {
     let settings = site.settings().context("can't use the Site's settings")?;
     site.create_folders().context("can't use the Site's folder")?;
     Ok((site, settings))
+}
+
+/// Takes away the exit record of an earlier start of this launcher. That of a partition is its parent's.
+pub fn forget_earlier_exit(args: &PilotArgs, site: &SiteDir) {
+    if let Some(id) = args.batch_job_id.filter(|_| args.nodes.is_none())
+        && let Err(error) = LauncherExit::forget(&site.qsubmit(), id)
+    {
+        warn!(error = %chain(&error), "the exit record of an earlier start stays");
+    }
 }
 
 /// The exit record of now.
