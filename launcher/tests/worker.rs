@@ -241,6 +241,37 @@ fn what_a_run_leaves_behind_is_killed_when_it_ends_by_itself() {
     }
 }
 
+/// An `srun` by its name, which can end its ranks only when it is told to. Leaves a file when it was.
+fn srun(number: u32) -> String {
+    format!(
+        "python3 -c \"
+import signal, time
+def end(*_):
+    open('ended{number}', 'w').close()
+    raise SystemExit
+signal.signal(signal.SIGINT, end)
+open('/proc/self/comm', 'w').write('srun')
+open('ready{number}', 'w').close()
+while True: time.sleep(1000)
+\" &
+while [ ! -e ready{number} ]; do sleep 0.01; done
+"
+    )
+}
+
+#[test]
+fn what_starts_ranks_elsewhere_is_told_to_end_when_a_run_leaves_it_in_the_background() {
+    let mut head = Head::start();
+    let folder = head.folder("left");
+    // One in the group of the script, one that has left it.
+    head.run(task(1, &folder, shell(&format!("{}setsid {}", srun(1), srun(2)))));
+    assert_eq!(head.end_of(1).outcome, Outcome::Exited(0));
+    // When the run is reported, it is done.
+    for number in [1, 2] {
+        assert!(std::path::Path::new(&format!("{folder}/ended{number}")).exists(), "{number} was killed outright");
+    }
+}
+
 #[test]
 fn pitfall_098_a_checkpoint_signal_comes_first_and_the_shell_s_program_keeps_its_grace() {
     let mut head = Head::start();

@@ -7,12 +7,13 @@
 
 use std::{
     collections::HashSet,
-    fs,
+    fs::{self, File},
+    os::unix::fs::FileExt,
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use copal_client::processes::{Process, below, snapshot, variable};
+use copal_client::processes::{self, Process, below, snapshot, variable};
 use nix::{
     sys::{
         signal::{Signal, kill},
@@ -52,12 +53,33 @@ pub fn marker(pid: i32) -> Option<String> {
 }
 
 /// The children of this process's first thread, which is the one that adopts orphans, without looking
-/// at every process of the machine. `None` where the system does not list them.
-#[must_use]
-pub fn adopted() -> Option<Vec<i32>> {
-    let pid = std::process::id();
-    let text = fs::read_to_string(format!("/proc/self/task/{pid}/children")).ok()?;
-    Some(text.split_ascii_whitespace().filter_map(|pid| pid.parse().ok()).collect())
+/// at every process of the machine: a call of the system where there are none.
+#[derive(Debug)]
+pub struct Orphans {
+    list: Option<File>,
+}
+
+impl Orphans {
+    /// Those of this process, which must not be copied from then on.
+    #[must_use]
+    pub fn watch() -> Self {
+        Self { list: File::open(format!("/proc/self/task/{}/children", std::process::id())).ok() }
+    }
+
+    /// Who they are now. `None` where the system does not list them.
+    #[must_use]
+    pub fn pids(&self) -> Option<Vec<i32>> {
+        let list = self.list.as_ref()?;
+        let (mut text, mut part) = (Vec::new(), [0; 1024]);
+        loop {
+            match list.read_at(&mut part, text.len() as u64).ok()? {
+                0 => break,
+                length => text.extend_from_slice(&part[..length]),
+            }
+        }
+        let text = String::from_utf8_lossy(&text);
+        Some(text.split_ascii_whitespace().filter_map(|pid| pid.parse().ok()).collect())
+    }
 }
 
 /// Interrupts those of these processes that start ranks elsewhere, which has them kill these and end. Who they are.
@@ -78,6 +100,9 @@ fn interrupt_those_of(pids: &[i32]) -> Vec<i32> {
     }
     told.into_iter().map(|(pid, _)| pid).collect()
 }
+
+/// A number that no process has.
+const NOBODY: i32 = -1;
 
 /// The processes of one run.
 #[derive(Debug)]
@@ -103,6 +128,14 @@ impl Tree {
         }
     }
 
+    /// An orphan of this process and what is below it, without a leader.
+    #[must_use]
+    pub fn of_orphan(pid: i32) -> Self {
+        let mut tree = Self::new(Pid::from_raw(NOBODY), String::new());
+        tree.known.insert(pid);
+        tree
+    }
+
     /// Counts in what is in the run's control group, where it has one.
     #[must_use]
     pub fn with_group(mut self, group: Option<Arc<Group>>) -> Self {
@@ -113,6 +146,17 @@ impl Tree {
     /// Counts orphans without a marker in too: right where no other run can have started them.
     pub fn take_unmarked(&mut self) {
         self.takes_unmarked = true;
+    }
+
+    /// Whether one of these orphans of this process belongs to it.
+    #[must_use]
+    pub fn has_left(&self, orphans: &[i32]) -> bool {
+        let in_group = || self.group.iter().flat_map(|group| group.pids());
+        let lives = |pid: i32| processes::find(pid).is_some_and(|process| !process.is_zombie);
+        // What the system tells at once comes first. The environment of what has ended is empty.
+        orphans.iter().any(|pid| group_of(*pid) == Some(self.leader) && lives(*pid))
+            || orphans.iter().any(|pid| self.is_own_orphan(*pid))
+            || (!orphans.is_empty() && in_group().any(|pid| orphans.contains(&pid)))
     }
 
     /// Those of its processes that live, without its leader. A process once seen in the tree stays in

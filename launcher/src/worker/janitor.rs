@@ -10,10 +10,7 @@ use std::{
 
 use copal_client::processes;
 use nix::{
-    sys::{
-        signal::{Signal, kill},
-        wait::{WaitPidFlag, waitpid},
-    },
+    sys::wait::{WaitPidFlag, waitpid},
     unistd::Pid,
 };
 use tracing::info;
@@ -63,8 +60,8 @@ fn round(shared: &Shared, suspects: &mut Suspects) {
         }
         let run = tree::marker(pid).and_then(|marker| shared.run_of(&marker));
         let is_left = match run {
-            // A run that is being ended has a grace, which is not the janitor's to cut.
-            Some(run) => shared.table().runs.get(&run).is_none_or(|entry| entry.is_over && entry.cause.is_none()),
+            // As long as a run is not reported, whatever it leaves is its own thread's to end.
+            Some(run) => !shared.table().runs.contains_key(&run),
             // It cleared its environment. It is one of the runs that were there when it was first seen; when
             // all of these are over, its own is.
             None => {
@@ -78,9 +75,7 @@ fn round(shared: &Shared, suspects: &mut Suspects) {
         };
         if is_left {
             info!(run = run.map(|run| run.0), pid, "killing what a run left behind");
-            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
-            Tree::new(Pid::from_raw(pid), String::new()).end(Instant::now());
-            let _ = waitpid(Pid::from_raw(pid), Some(WaitPidFlag::WNOHANG));
+            Tree::of_orphan(pid).end(Instant::now());
             suspects.remove(&pid);
         }
     }
@@ -89,8 +84,8 @@ fn round(shared: &Shared, suspects: &mut Suspects) {
 /// Children of this process that no run started directly.
 fn orphans(shared: &Shared) -> HashSet<i32> {
     // Threads start runs, and the first thread is none of them: its children are orphans.
-    if let Some(adopted) = tree::adopted() {
-        return adopted.into_iter().collect();
+    if let Some(orphans) = shared.orphans.pids() {
+        return orphans.into_iter().collect();
     }
     let own = i32::try_from(std::process::id()).unwrap_or_default();
     let all = processes::snapshot();

@@ -146,9 +146,13 @@ fn run(shared: &Shared, slot: &Slot, mut task: Task) -> Ended {
         });
         (cause, kill_at, table.runs.len() == 1)
     };
+    let mut tree = Tree::new(leader, shared.marker(task.run)).with_group(group.clone());
     match cause {
-        // What a run leaves in its group when it ends by itself holds CPUs that are not its own any more.
+        // What a run leaves when it ends by itself holds CPUs that are not its own any more. Nearly every run leaves nothing.
         None => {
+            if shared.orphans.pids().is_some_and(|orphans| tree.has_left(&orphans)) {
+                tree.end(Instant::now());
+            }
             let _ = nix::sys::signal::killpg(leader, Signal::SIGKILL);
             if let Some(group) = &group {
                 group.kill();
@@ -156,7 +160,6 @@ fn run(shared: &Shared, slot: &Slot, mut task: Task) -> Ended {
         }
         // A shell dies of TERM before the program that it runs: that one keeps its grace.
         Some(_) => {
-            let mut tree = Tree::new(leader, shared.marker(task.run)).with_group(group.clone());
             if is_last {
                 tree.take_unmarked();
             }

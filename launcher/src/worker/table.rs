@@ -16,7 +16,7 @@ use nix::{
 use super::{cpus::Cpus, report::Outbox};
 use crate::process::{
     group::{Group, Groups},
-    tree::{HANG, LAUNCH_PATIENCE},
+    tree::{HANG, LAUNCH_PATIENCE, Orphans},
 };
 use crate::protocol::{Cause, CheckpointSignal, Ended, Event, Outcome, RunId, Setup, Slot, Task};
 
@@ -89,6 +89,8 @@ pub(super) struct Shared {
     pub(super) cpus: Cpus,
     /// Control groups for runs, where they may be made.
     pub(super) groups: Option<Groups>,
+    /// What runs that ended have left.
+    pub(super) orphans: Orphans,
     /// How to work.
     pub(super) setup: Setup,
     /// Tells this worker's runs from those of any other.
@@ -106,6 +108,7 @@ impl Shared {
             empty: Condvar::new(),
             cpus: Cpus::default(),
             groups: Groups::make(&setup.group),
+            orphans: Orphans::watch(),
             setup,
             nonce: format!("{:016x}", rand::random::<u64>()),
         }

@@ -276,7 +276,7 @@ fn parent(pid: Pid) -> Option<Pid> {
 }
 
 /// Processes of the machine whose command line has this text; not the shells around them.
-fn processes(text: &str) -> Vec<(Pid, String)> {
+pub(crate) fn processes(text: &str) -> Vec<(Pid, String)> {
     let entries = fs::read_dir("/proc").unwrap().flatten();
     let found = entries.filter_map(|entry| {
         let pid = entry.file_name().to_str()?.parse::<i32>().ok()?;

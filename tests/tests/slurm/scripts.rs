@@ -5,7 +5,10 @@ use std::{collections::BTreeSet, fs};
 
 use copal_tests::at_site::AtSite;
 
-use crate::{cluster::Cluster, launcher::may_simulate_nodes};
+use crate::{
+    cluster::Cluster,
+    launcher::{may_simulate_nodes, processes},
+};
 
 #[test]
 fn a_script_on_two_nodes_starts_ranks_on_them_by_srun() {
@@ -46,6 +49,35 @@ fn a_script_on_two_nodes_starts_ranks_on_them_by_srun() {
     let hosts: BTreeSet<&str> = of("all").iter().map(|line| line[1]).collect();
     assert_eq!(hosts, given, "{text}");
     fs::write(cluster.site_path().join("gate"), "").unwrap();
+    cluster.wait_job(gated, "JOB_FINISHED");
+    cluster.wait_batch_job(allocation, "finished");
+
+    ranks_that_a_script_leaves_in_the_background_end_with_it(&cluster, script + 1);
+}
+
+/// A script that ends before its `srun` does, beside a Job that keeps the allocation going. The next Jobs to be made have
+/// the number `next` and that after it.
+fn ranks_that_a_script_leaves_in_the_background_end_with_it(cluster: &Cluster, next: i64) {
+    // Recognised among all processes of the machine by its odd number.
+    let odd = format!("{}.25", 6_000_000 + std::process::id());
+    let site = cluster.site_path();
+    fs::remove_file(site.join("gate")).unwrap();
+    let gated = cluster.job(&["-a", "Gated", "-w", "again"]);
+    let allocation = cluster.submit(&["-n", "2", "-j", "serial"]);
+    cluster.wait_job(gated, "RUNNING");
+    let text = format!(
+        "#!/bin/bash\n#SBATCH -N 1 -n 1 -t 5 -o left.out\n\
+         srun sh -c 'touch {0}/up; exec sleep {odd}' &\n\
+         while [ ! -e {0}/up ]; do kill -0 $! || exit 1; sleep 0.1; done\n",
+        site.display()
+    );
+    fs::write(site.join("left.sbatch"), text).unwrap();
+    cluster.copal(&["job", "submit", "left.sbatch"]);
+    cluster.wait_job(next + 1, "JOB_FINISHED");
+    // No ranks are left when the Job is told to be over, though the allocation goes on.
+    assert_eq!(processes(&odd), []);
+    assert_eq!(cluster.batch_job(allocation)["state"], "running");
+    fs::write(site.join("gate"), "").unwrap();
     cluster.wait_job(gated, "JOB_FINISHED");
     cluster.wait_batch_job(allocation, "finished");
 }
