@@ -9,7 +9,7 @@ mod desk;
 mod ending;
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     fs,
     os::unix::fs::PermissionsExt,
     path::PathBuf,
@@ -58,6 +58,7 @@ pub async fn run(context: Context) {
         missing: HashMap::new(),
         cancelled: HashMap::new(),
         to_cancel: Vec::new(),
+        followed: BTreeMap::new(),
     };
     run_passes(&context, sync).await;
 }
@@ -80,6 +81,9 @@ struct QueueSync<D> {
     cancelled: HashMap<BatchJobId, Instant>,
     /// What this pass cancels, at once in the end: a command for each is a burden on the scheduler.
     to_cancel: Vec<(BatchJobId, Tracked)>,
+    /// What was at the scheduler when last looked at. Where its BatchJob is not open any more and it was not this agent
+    /// that reported the end, nobody wants it: its record was deleted, or somebody else called it finished.
+    followed: BTreeMap<BatchJobId, Tracked>,
 }
 
 /// A BatchJob and what the agent and the scheduler know of it.
@@ -92,6 +96,10 @@ struct Case {
 }
 
 impl Case {
+    fn tracked(&self) -> Option<Tracked> {
+        Some(Tracked { key: self.key.clone(), id: self.scheduler_id()?.clone() })
+    }
+
     fn scheduler_id(&self) -> Option<&SchedulerId> {
         self.submission
             .as_ref()
@@ -126,6 +134,7 @@ impl<D: Desk> QueueSync<D> {
         let scheduler = self.open_scheduler(&settings)?;
         let mut batch_jobs = self.desk.open_batch_jobs().await?;
         batch_jobs.sort_by_key(|batch_job| batch_job.id);
+        let open: HashSet<BatchJobId> = batch_jobs.iter().map(|batch_job| batch_job.id).collect();
         // What goes wrong with one BatchJob must not hold the others up.
         let mut trouble = None;
         let mut cases = Vec::with_capacity(batch_jobs.len());
@@ -140,6 +149,7 @@ impl<D: Desk> QueueSync<D> {
         let (mut queued, mut running) = (0, 0);
         let mut to_submit = Vec::new();
         for case in cases {
+            self.followed.extend(case.tracked().map(|job| (case.batch_job.id, job)));
             match case.status {
                 Some(Status::Queued { .. }) => {
                     queued += 1;
@@ -153,6 +163,10 @@ impl<D: Desk> QueueSync<D> {
             } else if let Err(error) = self.follow(scheduler.as_ref(), case).await {
                 trouble = trouble.or(Some(error));
             }
+        }
+        let left: Vec<BatchJobId> = self.followed.keys().copied().filter(|id| !open.contains(id)).collect();
+        for id in left {
+            self.cancel(id, self.followed.get(&id).cloned());
         }
         if let Err(error) = self.send_cancels(scheduler.as_ref()).await {
             trouble = trouble.or(Some(error));
@@ -215,13 +229,8 @@ impl<D: Desk> QueueSync<D> {
 
     /// Asks the scheduler about all that were submitted, at once.
     async fn look(&self, scheduler: &dyn Scheduler, cases: &mut [Case]) -> anyhow::Result<()> {
-        let tracked: Vec<(usize, Tracked)> = cases
-            .iter()
-            .enumerate()
-            .filter_map(|(index, case)| {
-                Some((index, Tracked { key: case.key.clone(), id: case.scheduler_id()?.clone() }))
-            })
-            .collect();
+        let tracked: Vec<(usize, Tracked)> =
+            cases.iter().enumerate().filter_map(|(index, case)| Some((index, case.tracked()?))).collect();
         if tracked.is_empty() {
             return Ok(());
         }
@@ -257,7 +266,7 @@ impl<D: Desk> QueueSync<D> {
                 None => Ok(()),
             },
             Some(Status::Impossible { reason }) => {
-                self.cancel(&case);
+                self.cancel(id, case.tracked());
                 if case.batch_job.state == BatchJobState::PendingDeletion {
                     return Ok(());
                 }
@@ -266,7 +275,7 @@ impl<D: Desk> QueueSync<D> {
             Some(status @ (Status::Queued { .. } | Status::Running { .. })) => {
                 self.absences.remove(&id);
                 if case.batch_job.state == BatchJobState::PendingDeletion {
-                    self.cancel(&case);
+                    self.cancel(id, case.tracked());
                 }
                 match alive_patch(&case.batch_job, case.scheduler_id(), &status) {
                     Some(patch) => self.desk.report(id, &patch).await,
@@ -288,12 +297,9 @@ impl<D: Desk> QueueSync<D> {
     }
 
     /// Has a job cancelled at the end of this pass.
-    fn cancel(&mut self, case: &Case) {
-        let id = case.batch_job.id;
+    fn cancel(&mut self, id: BatchJobId, job: Option<Tracked>) {
         let again = self.cancelled.get(&id).is_none_or(|when| when.elapsed() >= CANCEL_AGAIN);
-        if let (true, Some(scheduler_id)) = (again, case.scheduler_id()) {
-            self.to_cancel.push((id, Tracked { key: case.key.clone(), id: scheduler_id.clone() }));
-        }
+        self.to_cancel.extend(job.filter(|_| again).map(|job| (id, job)));
     }
 
     /// Tells the scheduler which jobs are to be cancelled.
@@ -306,6 +312,8 @@ impl<D: Desk> QueueSync<D> {
         for (id, job) in ids.into_iter().zip(jobs) {
             tracing::info!(batch_job.id = id.0, scheduler.id = job.id.0, "cancelled");
             self.cancelled.insert(id, Instant::now());
+            // One whose BatchJob is open is seen again by the next pass.
+            self.followed.remove(&id);
         }
         Ok(())
     }
@@ -344,6 +352,7 @@ impl<D: Desk> QueueSync<D> {
         let intent = self.ledger.intend(id)?;
         match submit_spec(scheduler, &mut spec).await {
             Ok(scheduler_id) => {
+                self.followed.insert(id, Tracked { key: case.key.clone(), id: scheduler_id.clone() });
                 self.ledger.confirm(&intent, &scheduler_id)?;
                 tracing::info!(batch_job.id = id.0, scheduler.id = scheduler_id.0, "submitted");
                 let mut info: StringMap = [("script".to_owned(), spec.script.display().to_string())].into();

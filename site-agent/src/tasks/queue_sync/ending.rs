@@ -159,6 +159,7 @@ impl<D: Desk> QueueSync<D> {
         self.absences.remove(&id);
         self.awaited.remove(&id);
         self.cancelled.remove(&id);
+        self.followed.remove(&id);
         Ok(())
     }
 }

@@ -159,6 +159,9 @@ impl Adapter for FakeScheduler {
 
     async fn cancel(&self, jobs: &[Tracked]) -> Result<(), SchedulerError> {
         let mut state = self.lock();
+        if state.is_down {
+            return Err(away());
+        }
         state.cancels += 1;
         state.cancelled.extend(jobs.iter().map(|job| job.id.clone()));
         Ok(())
@@ -214,6 +217,7 @@ impl World {
             missing: HashMap::new(),
             cancelled: HashMap::new(),
             to_cancel: Vec::new(),
+            followed: BTreeMap::new(),
         }
     }
 
@@ -429,6 +433,29 @@ async fn a_running_one_that_is_to_be_deleted_is_cancelled_once_and_then_finished
     world.scheduler.set(&world.key(id), completed());
     world.pass().await.unwrap();
     assert_eq!(world.state(id), BatchJobState::Finished);
+}
+
+#[tokio::test]
+async fn one_whose_record_is_deleted_is_taken_back_from_the_scheduler() {
+    let mut world = World::new();
+    let ids = [world.add(1), world.add(2), world.add(3)];
+    world.pass().await.unwrap();
+    world.scheduler.set(&world.key(ids[0]), Status::Running { start: None });
+    world.pass().await.unwrap();
+    // One ends as it should, one is called finished by somebody who does not know.
+    world.scheduler.set(&world.key(ids[2]), completed());
+    world.pass().await.unwrap();
+    world.desk.lock().batch_jobs.remove(&ids[0]);
+    world.set_state(ids[1], BatchJobState::Finished);
+    world.scheduler.lock().is_down = true;
+    world.pass().await.unwrap_err();
+    assert_eq!(world.scheduler.lock().cancelled, []);
+    world.scheduler.lock().is_down = false;
+    for _ in 0..3 {
+        world.pass().await.unwrap();
+    }
+    let cancelled = world.scheduler.lock().cancelled.clone();
+    assert_eq!(cancelled, [SchedulerId("1".into()), SchedulerId("2".into())]);
 }
 
 #[tokio::test]
