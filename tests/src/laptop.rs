@@ -1,5 +1,4 @@
-//! A user's machine: a service on its embedded Postgres, a user who is logged in, a Site with an
-//! agent, and short commands to use them.
+//! A user's machine: a service, a user who is logged in, a Site with an agent, and short commands to use them.
 #![expect(
     clippy::unwrap_used,
     clippy::print_stderr,
@@ -54,7 +53,17 @@ impl Laptop {
     /// The same with arguments for the service.
     #[must_use]
     pub fn with_server(arguments: &[&str]) -> Self {
-        let programs = Programs::new();
+        Self::on(Programs::with_database(), arguments)
+    }
+
+    /// The same with the service's embedded Postgres, which lies in the user's home: for tests that look at that, kill it, or
+    /// run more of the service's commands.
+    #[must_use]
+    pub fn embedded() -> Self {
+        Self::on(Programs::new(), &[])
+    }
+
+    fn on(programs: Programs, arguments: &[&str]) -> Self {
         // The embedded Postgres may run as another user, who must get to its folder.
         fs::set_permissions(programs.home(), fs::Permissions::from_mode(0o755)).unwrap();
         let port = free_port();
@@ -66,10 +75,15 @@ impl Laptop {
 
     /// The same with a Site whose agent runs, with `settings` put over the settings of the platform.
     pub fn with_site(nodes: u32) -> Self {
-        let laptop = Self::new();
-        laptop.init_site(nodes);
-        laptop.site(&["site", "start"]);
-        laptop
+        Self::new().and_site(nodes)
+    }
+
+    /// This machine with a Site whose agent runs.
+    #[must_use]
+    pub fn and_site(self, nodes: u32) -> Self {
+        self.init_site(nodes);
+        self.site(&["site", "start"]);
+        self
     }
 
     /// Makes the Site's folder; its agent does not run.

@@ -105,6 +105,19 @@ impl TestDatabase {
         Self { cluster, name }
     }
 
+    /// The same from a test without a runtime, or within somebody else's.
+    ///
+    /// # Panics
+    /// When there is no cluster and none can be started.
+    #[must_use]
+    pub fn create_blocking() -> Self {
+        let creating = std::thread::spawn(|| {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            runtime.expect("a runtime starts").block_on(Self::create())
+        });
+        creating.join().expect("the test cluster has a database for each test")
+    }
+
     /// Its URL.
     #[must_use]
     pub fn url(&self) -> String {

@@ -18,7 +18,10 @@ use nix::{
 };
 use tempfile::TempDir;
 
-use crate::wait::{LIMIT, wait_blocking};
+use crate::{
+    postgres::TestDatabase,
+    wait::{LIMIT, wait_blocking},
+};
 
 /// Every process of a [`Programs`] carries this variable, with a value of its own, down to the last grandchild.
 const MARK: &str = "COPAL_TEST_MARK";
@@ -53,6 +56,7 @@ pub fn free_port() -> u16 {
 pub struct Programs {
     home: TempDir,
     mark: String,
+    database: Option<TestDatabase>,
 }
 
 impl Default for Programs {
@@ -71,7 +75,19 @@ impl Programs {
         let home = tempfile::Builder::new().prefix("copal-test-").tempdir().expect("a temporary folder");
         // As root, the embedded Postgres runs as another user, who must be able to enter.
         fs::set_permissions(home.path(), Permissions::from_mode(0o711)).expect("the folder is this test's own");
-        Self { home, mark: uuid::Uuid::new_v4().to_string() }
+        Self { home, mark: uuid::Uuid::new_v4().to_string(), database: None }
+    }
+
+    /// The same; services that are started have a database of the tests' cluster instead of an embedded one, which takes
+    /// seconds to make and to stop.
+    ///
+    /// # Panics
+    /// When no temporary folder or no database can be made.
+    #[must_use]
+    pub fn with_database() -> Self {
+        let mut programs = Self::new();
+        programs.database = Some(TestDatabase::create_blocking());
+        programs
     }
 
     /// The folder that stands for the user's home; `$COPAL_HOME` is `.copal` in it.
@@ -148,14 +164,17 @@ impl Programs {
         Running { child, log, name: program.into() }
     }
 
-    /// A service on the embedded Postgres of this home, ready for requests, with its base URL.
+    /// A service on these programs' database, else on the embedded Postgres of this home, ready for requests, with its base
+    /// URL.
     ///
     /// # Panics
     /// When it does not come up.
     #[must_use]
     pub fn start_server(&self, port: u16, arguments: &[&str]) -> (Running, String) {
         let listen = format!("127.0.0.1:{port}");
+        let database = self.database.as_ref().map(TestDatabase::url);
         let mut all = vec!["--listen", listen.as_str()];
+        all.extend(database.iter().flat_map(|url| ["--database-url", url.as_str()]));
         all.extend(arguments);
         let mut server = self.start("copal-server", &all);
         server.wait_ready(&listen);

@@ -94,7 +94,7 @@ fn assert_kept(laptop: &Laptop, secrets: &BTreeSet<String>) {
 
 #[test]
 fn pitfall_125_agent_and_launcher_outlive_the_users_login_and_every_token() {
-    let laptop = Laptop::with_site(1);
+    let laptop = Laptop::embedded().and_site(1);
     laptop.app("Gated", GATED);
     let job = laptop.job(&["-a", "Gated", "-w", "gated"]);
     let batch_job = laptop.allocation("serial", 10);
@@ -166,7 +166,7 @@ fn pitfall_125_agent_and_launcher_outlive_the_users_login_and_every_token() {
 
 #[test]
 fn a_login_renews_itself() {
-    let laptop = Laptop::new();
+    let laptop = Laptop::embedded();
     let path = client_file(&laptop);
     let lapse = || {
         let text = fs::read_to_string(&path).unwrap();
@@ -201,7 +201,7 @@ fn a_login_renews_itself() {
 
 #[test]
 fn a_site_whose_login_was_ended_gets_a_new_one_with_the_users() {
-    let laptop = Laptop::with_site(1);
+    let laptop = Laptop::embedded().and_site(1);
     laptop.app("Gated", GATED);
     let agent = laptop.site_path().join("agent.yml");
     wait_blocking("the agent's login", LIMIT, || agent.exists().then_some(()).ok_or_else(|| laptop.logs()));
@@ -231,7 +231,7 @@ fn a_site_whose_login_was_ended_gets_a_new_one_with_the_users() {
 
 #[test]
 fn a_device_login_is_approved_elsewhere() {
-    let laptop = Laptop::new();
+    let laptop = Laptop::embedded();
     laptop.copal(&["logout"]);
     let url = format!("http://127.0.0.1:{}", laptop.port);
     let mut login = laptop.programs.start("copal", &["login", "--device", "--url", &url]);
@@ -252,7 +252,7 @@ fn a_device_login_is_approved_elsewhere() {
 /// What `copal login --device` asks for, done in a real browser by reading, typing and clicking alone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn device_logins_are_decided_in_the_browser() {
-    let laptop = tokio::task::spawn_blocking(Laptop::new).await.unwrap();
+    let laptop = tokio::task::spawn_blocking(Laptop::embedded).await.unwrap();
     laptop.copal(&["logout"]);
     let url = format!("http://127.0.0.1:{}", laptop.port);
     let browser = Browser::start(&laptop.programs).await;

@@ -36,9 +36,7 @@ pub(crate) struct Bed {
 impl Bed {
     /// The machine, a user, and a Site that was made by `site init` alone, with its agent.
     pub(crate) fn new(kind: &'static str) -> Self {
-        let programs = Programs::new();
-        // The embedded Postgres may run as another user, who must get to its folder.
-        fs::set_permissions(programs.home(), fs::Permissions::from_mode(0o755)).unwrap();
+        let programs = Programs::with_database();
         let (server, url) = programs.start_server(free_port(), &[]);
         let bed = Self { _server: server, programs };
         fs::create_dir(bed.folder("bin")).unwrap();

@@ -53,7 +53,7 @@ fn a_killed_launcher_loses_no_job_and_leaves_no_process() {
 
 #[test]
 fn a_killed_service_loses_no_job_and_none_runs_twice() {
-    let mut laptop = Laptop::with_site(1);
+    let mut laptop = Laptop::embedded().and_site(1);
     laptop.app("Traced", TRACED);
     let jobs: Vec<i64> = (0..20)
         .map(|index| laptop.job(&["-a", "Traced", "-w", &format!("traced/{index}"), "--node-packing-count", "2"]))
