@@ -46,12 +46,12 @@ pub async fn report(
     for (index, update) in report.updates.into_iter().enumerate() {
         let JobUpdate { job_id, .. } = update;
         let judged = match moves.get_mut(job_id) {
-            Some((now, job)) if job.row.session_id == Some(session) && job.is_taken_away() => {
-                // Whatever the run came to, it is over.
-                if update.state != JobState::Running {
-                    job.lose_session(now);
-                }
-                Err((Rejection::NotHeld, format!("the owner of Job {job_id} has put it into {}", job.row.state)))
+            // Whatever the run came to, it is over, and its owner has decided what becomes of the Job.
+            Some((now, job))
+                if job.row.session_id == Some(session) && job.is_taken_away() && update.state != JobState::Running =>
+            {
+                job.lose_session(now);
+                Ok(())
             }
             Some((now, job)) if job.row.session_id == Some(session) => {
                 let new_data = update.data.clone();

@@ -6,6 +6,7 @@ mod bed;
 mod clock;
 mod nodes;
 mod outage;
+mod owner;
 mod shapes;
 mod sharing;
 mod spool;
