@@ -31,10 +31,11 @@ const SAME_SIGNALS_GAP: Duration = Duration::from_millis(500);
 /// What the service said.
 #[derive(Debug)]
 pub enum Heard {
-    /// Jobs that this Session holds now, and the names of Apps that were not known before.
-    Acquired(SessionId, Vec<Job>, HashMap<AppId, String>),
-    /// Asking for Jobs did not succeed; when to ask again.
-    NotAcquired(SessionId, Duration),
+    /// Whether all nodes were asked for, Jobs that this Session holds now, and the names of Apps that were not known
+    /// before.
+    Acquired(SessionId, bool, Vec<Job>, HashMap<AppId, String>),
+    /// Asking for Jobs did not succeed; whether it was for all nodes, and when to ask again.
+    NotAcquired(SessionId, bool, Duration),
     /// What to cancel, whether to stop.
     Signals(Signals),
     /// The service answers again.

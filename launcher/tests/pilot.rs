@@ -476,6 +476,32 @@ fn an_idle_launcher_waits_at_the_service_and_starts_what_comes() {
 }
 
 #[test]
+fn an_empty_launcher_waits_for_all_its_nodes_though_a_question_for_a_part_waits_still() {
+    let service = Service::start("launcher: {idle_ttl_sec: 60, cpus_per_node: 4}\n");
+    service.set(|state| state.holds_questions = true);
+    let launcher = service.launch(SERIAL);
+    let waits_for = |nodes: &[f64]| {
+        service.wait_until(&format!("questions that wait for {nodes:?} nodes"), |state| {
+            let asked = |wanted: &serde_json::Value| wanted["max_aggregate_nodes"].as_f64().unwrap();
+            let asked: Vec<f64> = state.held_questions.iter().map(asked).collect();
+            let is_so = asked.len() == nodes.len() && asked.iter().zip(nodes).all(|(a, b)| (a - b).abs() < 0.01);
+            is_so.then_some(())
+        });
+    };
+    waits_for(&[1.0]);
+    // It takes half of the node, and the rest is waited for.
+    service.job_with(1, 1, json!({"parameters": {"cmd": GATED}, "node_packing_count": 2}));
+    waits_for(&[0.5]);
+    std::fs::write(service.path("site/gate"), "").unwrap();
+    waits_for(&[0.5, 1.0]);
+    service.job_with(2, 2, json!({"node_packing_count": 1}));
+    service.wait_for(2, "RUN_DONE");
+    // Again, though the other was never answered.
+    waits_for(&[0.5, 1.0]);
+    launcher.signal(Signal::SIGTERM);
+}
+
+#[test]
 fn a_launcher_without_a_service_sleeps_until_the_next_try() {
     let service = Service::start("launcher: {idle_ttl_sec: 0.1, kill_grace_sec: 1, cpus_per_node: 4}\n");
     let launcher = service.launch(SERIAL);

@@ -14,36 +14,76 @@ use crate::session::{self, Backoff, Heard, chain};
 /// Why a question to the service is not sent now.
 #[derive(Debug, Default)]
 pub(super) struct Asking {
-    pub(super) in_flight: bool,
+    /// The question for all nodes that is under way, and the one for what was free of them.
+    whole: Option<Kind>,
+    part: Option<Kind>,
     pub(super) not_before: Option<Instant>,
-    /// Of which kind the next question is, or the one that is under way.
+    /// Of which kind the next question is, unless an answer says otherwise.
     pub(super) kind: Kind,
-    /// The answer to the last question may have been lost, with Jobs in it.
+    /// The answer to a question may have been lost, with Jobs in it.
     pub(super) maybe_lost: bool,
+    /// The question that is under way asks for those, too; there is no other then.
+    asks_for_lost: bool,
     pub(super) backoff: Backoff,
 }
 
 impl Asking {
-    /// Whether a question may be sent now. A time to wait for that is over is forgotten, also where there is nothing to
-    /// ask: the loop would wake for it again and again.
-    fn may_ask(&mut self, now: Instant) -> bool {
-        let may_ask = !self.in_flight && self.not_before.is_none_or(|at| now >= at);
-        if may_ask {
-            self.not_before = None;
+    /// Of which kind a question may be that is sent now; `None` for none. A time to wait for that is over is forgotten,
+    /// also where there is nothing to ask: the loop would wake for it again and again.
+    ///
+    /// One that waits for what was free keeps none from a launcher that `is_empty` by now: all its nodes are asked for
+    /// besides. What the two find together is more than there is room for only where much comes at once, and the rest
+    /// is given back.
+    fn may_ask(&mut self, now: Instant, is_empty: bool) -> Option<Kind> {
+        let only_a_part_waits = self.part == Some(Kind::Wait) && self.whole.is_none();
+        // Which Jobs a lost answer had can't be known while another is on its way.
+        let is_besides = only_a_part_waits && is_empty && !self.maybe_lost;
+        if self.is_under_way() && !is_besides {
+            return None;
         }
-        may_ask
+        if self.not_before.is_some_and(|at| now < at) {
+            return None;
+        }
+        self.not_before = None;
+        Some(self.kind)
+    }
+
+    fn is_under_way(&self) -> bool {
+        self.whole.is_some() || self.part.is_some()
+    }
+
+    fn slot(&mut self, is_whole: bool) -> &mut Option<Kind> {
+        if is_whole { &mut self.whole } else { &mut self.part }
+    }
+
+    /// Of which kind the question was that was answered, and whether Jobs that had been lost are found with it.
+    pub(super) fn answered(&mut self, is_whole: bool) -> (Kind, bool) {
+        let kind = self.slot(is_whole).take().unwrap_or_default();
+        let finds_lost = std::mem::take(&mut self.asks_for_lost);
+        if finds_lost {
+            self.maybe_lost = false;
+        }
+        (kind, finds_lost)
+    }
+
+    /// A question was not answered: the next one waits so long.
+    pub(super) fn failed(&mut self, is_whole: bool, until: Instant) {
+        *self.slot(is_whole) = None;
+        self.asks_for_lost = false;
+        self.maybe_lost = true;
+        self.not_before = Some(until);
     }
 
     /// When there may be a question that is not sent before.
     pub(super) fn next(&self) -> Option<Instant> {
-        self.not_before.filter(|_| !self.in_flight)
+        self.not_before.filter(|_| !self.is_under_way())
     }
 
     /// Lets others have what they were offered before the next question.
     pub(super) fn stand_back(&mut self, until: Instant) {
         self.not_before = self.not_before.max(Some(until));
         // What is under way stays what it is: its answer is judged by that.
-        if !self.in_flight {
+        if !self.is_under_way() {
             self.kind = Kind::Turn;
         }
     }
@@ -53,13 +93,15 @@ impl Pilot {
     /// Asks the service for Jobs when there is room and no question is under way.
     pub(super) fn ask(&mut self, now: Instant) {
         let Some(lease) = &self.lease else { return };
-        if !self.asking.may_ask(now) {
+        let Some(kind) = self.asking.may_ask(now, self.book.is_empty()) else { return };
+        let present = self.book.present(now, &self.deadline, kind);
+        let Some((question, kind)) = demand::question(&self.terms, &present) else { return };
+        let is_whole = present.is_empty();
+        if self.asking.slot(is_whole).is_some() {
             return;
         }
-        let present = self.book.present(now, &self.deadline, self.asking.kind);
-        let Some((question, kind)) = demand::question(&self.terms, &present) else { return };
-        self.asking.kind = kind;
-        self.asking.in_flight = true;
+        *self.asking.slot(is_whole) = Some(kind);
+        self.asking.asks_for_lost = self.asking.maybe_lost;
         let (asker, heard, lost) = (lease.asker.clone(), self.mouths.heard.clone(), self.asking.maybe_lost);
         let known = self.book.known_apps();
         let (mine, wait) = (lost.then(|| self.book.held()), self.asking.backoff.wait());
@@ -73,14 +115,14 @@ impl Pilot {
             }
             keeping_up.await;
             let answer = match asker.ask(&question, |id| known.contains(&id), mine.as_ref()).await {
-                Ok((jobs, names)) => Heard::Acquired(asker.session_id, jobs, names),
+                Ok((jobs, names)) => Heard::Acquired(asker.session_id, is_whole, jobs, names),
                 Err(error) if session::is_ended(&error) => Heard::Ended(asker.session_id),
                 Err(error) => {
                     // Said once for each time that the service is away.
                     if !lost {
                         warn!(error = %chain(&error), "can't acquire Jobs");
                     }
-                    Heard::NotAcquired(asker.session_id, wait)
+                    Heard::NotAcquired(asker.session_id, is_whole, wait)
                 }
             };
             drop(heard.send(answer));
@@ -99,22 +141,58 @@ mod tests {
         let now = Instant::now();
         let at = now + Duration::from_secs(1);
         let mut asking = Asking { not_before: Some(at), ..Asking::default() };
-        assert!(!asking.may_ask(now));
+        assert_eq!(asking.may_ask(now, true), None);
         assert_eq!(asking.next(), Some(at));
-        assert!(asking.may_ask(at));
+        assert_eq!(asking.may_ask(at, true), Some(Kind::Fill));
         assert_eq!(asking.next(), None);
         // The answer to what is under way wakes the loop itself.
-        let under_way = Asking { in_flight: true, not_before: Some(now), ..Asking::default() };
+        let under_way = Asking { whole: Some(Kind::Fill), not_before: Some(now), ..Asking::default() };
         assert_eq!(under_way.next(), None);
+    }
+
+    #[test]
+    fn an_empty_launcher_asks_for_all_nodes_beside_what_waits_for_a_part() {
+        let now = Instant::now();
+        let waits = || Asking { part: Some(Kind::Wait), ..Asking::default() };
+        assert_eq!(waits().may_ask(now, false), None);
+        assert_eq!(waits().may_ask(now, true), Some(Kind::Fill));
+        for mut other in [
+            Asking { whole: Some(Kind::Wait), ..waits() },
+            Asking { part: Some(Kind::Fill), ..waits() },
+            Asking { maybe_lost: true, ..waits() },
+        ] {
+            assert_eq!(other.may_ask(now, true), None, "{other:?}");
+        }
+        let mut both = Asking { whole: Some(Kind::Turn), ..waits() };
+        assert_eq!(both.answered(true), (Kind::Turn, false));
+        assert!(both.may_ask(now, true).is_some());
+        assert_eq!(both.answered(false), (Kind::Wait, false));
+        assert!(both.may_ask(now, false).is_some());
+    }
+
+    #[test]
+    fn what_a_lost_answer_had_is_asked_for_until_it_is_found() {
+        let now = Instant::now();
+        let mut asking = Asking { part: Some(Kind::Wait), whole: Some(Kind::Wait), ..Asking::default() };
+        asking.failed(false, now);
+        // The other one was sent before, and knows nothing of it.
+        assert_eq!(asking.answered(true), (Kind::Wait, false));
+        assert!(asking.maybe_lost && asking.may_ask(now, true).is_some());
+        (asking.whole, asking.asks_for_lost) = (Some(Kind::Fill), true);
+        asking.failed(true, now);
+        assert!(asking.maybe_lost);
+        (asking.whole, asking.asks_for_lost) = (Some(Kind::Fill), true);
+        assert_eq!(asking.answered(true), (Kind::Fill, true));
+        assert!(!asking.maybe_lost);
     }
 
     #[test]
     fn a_question_under_way_stays_what_it_is_and_a_longer_wait_as_long() {
         let now = Instant::now();
         let (soon, late) = (now + Duration::from_millis(30), now + Duration::from_secs(5));
-        let mut asking = Asking { in_flight: true, kind: Kind::Wait, ..Asking::default() };
+        let mut asking = Asking { part: Some(Kind::Wait), kind: Kind::Wait, ..Asking::default() };
         asking.stand_back(soon);
-        assert_eq!((asking.kind, asking.not_before), (Kind::Wait, Some(soon)));
+        assert_eq!((asking.answered(false).0, asking.not_before), (Kind::Wait, Some(soon)));
         let mut asking = Asking { not_before: Some(late), ..Asking::default() };
         asking.stand_back(soon);
         assert_eq!((asking.kind, asking.not_before), (Kind::Turn, Some(late)));

@@ -92,6 +92,14 @@ pub struct Present {
     pub kind: Kind,
 }
 
+impl Present {
+    /// Whether nothing runs: more than is free now can't become free.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.room.empty_nodes == self.room.nodes
+    }
+}
+
 /// How many Jobs wait here while so many end in a second.
 fn prefetch(rate: f64) -> f64 {
     let rate = if rate < MIN_RATE { 0.0 } else { rate };

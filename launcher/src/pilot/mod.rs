@@ -216,30 +216,27 @@ impl Pilot {
     fn hear(&mut self, heard: Heard) {
         match heard {
             // An answer that belongs to a Session which is gone.
-            Heard::Acquired(session_id, ..) | Heard::NotAcquired(session_id, _) if !self.speaks_for(session_id) => {}
+            Heard::Acquired(session_id, ..) | Heard::NotAcquired(session_id, ..) if !self.speaks_for(session_id) => {}
             // They come too late to be started here; others should not have to wait for the end of the Session.
-            Heard::Acquired(_, jobs, _) if self.stopping.is_some() => {
+            Heard::Acquired(_, _, jobs, _) if self.stopping.is_some() => {
                 if let Some(lease) = &self.lease {
                     let release =
                         |job: Job| lease.reporter.release(Release { job_id: job.id, message: None, for_now: false });
                     jobs.into_iter().for_each(release);
                 }
             }
-            Heard::Acquired(_, jobs, names) => {
-                self.asking.in_flight = false;
-                if std::mem::take(&mut self.asking.maybe_lost) {
+            Heard::Acquired(_, is_whole, jobs, names) => {
+                let (kind, finds_lost) = self.asking.answered(is_whole);
+                if finds_lost {
                     self.last_busy = Instant::now();
                 }
                 self.asking.backoff.reset();
-                let for_turn = self.asking.kind == Kind::Turn;
-                self.asking.kind = self.asking.kind.after(jobs.len());
+                self.asking.kind = kind.after(jobs.len());
                 self.book.learn(names);
-                self.book.receive(jobs, for_turn, Instant::now(), &self.deadline);
+                self.book.receive(jobs, kind == Kind::Turn, Instant::now(), &self.deadline);
             }
-            Heard::NotAcquired(_, wait) => {
-                self.asking.in_flight = false;
-                self.asking.maybe_lost = true;
-                self.asking.not_before = Some(Instant::now() + wait);
+            Heard::NotAcquired(_, is_whole, wait) => {
+                self.asking.failed(is_whole, Instant::now() + wait);
             }
             Heard::Signals(signals) => {
                 if !signals.cancel.is_empty() {

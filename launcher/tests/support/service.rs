@@ -62,6 +62,10 @@ pub struct State {
     /// Calls whose connection was closed.
     pub turned_away: usize,
     pub acquires: Vec<Value>,
+    /// Whether a question that waits is held until there is something, however long it wants to wait.
+    pub holds_questions: bool,
+    /// Questions that wait now.
+    pub held_questions: Vec<Value>,
     pub cancel: Vec<i64>,
     pub stop: bool,
     /// Jobs whose updates are refused.
@@ -361,24 +365,36 @@ fn answer(shared: &Shared, method: &str, path: &str, query: &str, body: &Value) 
             let id: i64 = id.parse().ok()?;
             state.acquires.push(body.clone());
             changed.notify_all();
-            let deadline = wait(body["wait_sec"].as_f64().unwrap_or_default());
-            loop {
+            let asked = body["wait_sec"].as_f64().unwrap_or_default();
+            let is_held = state.holds_questions && asked > 0.0;
+            let deadline = if is_held { Instant::now() + 2 * LIMIT } else { wait(asked) };
+            let mut is_waiting = false;
+            let answer = loop {
                 let jobs = acquire(&mut state, id, body);
                 let left = deadline.saturating_duration_since(Instant::now());
                 if !jobs.is_empty() || left.is_zero() {
                     let is_lost = state.mood == Mood::LosesAcquireAnswers && !jobs.is_empty();
-                    return if is_lost { None } else { Some((200, json!(jobs))) };
+                    break if is_lost { None } else { Some((200, json!(jobs))) };
+                }
+                if !std::mem::replace(&mut is_waiting, true) {
+                    state.held_questions.push(body.clone());
+                    changed.notify_all();
                 }
                 state = changed.wait_timeout(state, left).unwrap().0;
                 match state.mood {
-                    Mood::Away => return None,
-                    Mood::Hidden => return Some(page(&mut state, changed)),
+                    Mood::Away => break None,
+                    Mood::Hidden => break Some(page(&mut state, changed)),
                     _ => {}
                 }
                 if !state.sessions.contains_key(&id) {
-                    return problem(404, "session_ended");
+                    break problem(404, "session_ended");
                 }
+            };
+            if is_waiting {
+                let place = state.held_questions.iter().position(|held| held == body);
+                place.map(|place| state.held_questions.remove(place));
             }
+            answer
         }
         ("POST", ["sessions", id, "updates"]) => update(&mut state, changed, id.parse().ok()?, body),
         ("GET", ["sessions", id, "signals"]) => {
