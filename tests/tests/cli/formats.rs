@@ -2,6 +2,7 @@
 
 use std::{io::Read, process::Stdio};
 
+use copal_tests::{LIMIT, wait::wait_blocking};
 use serde_json::{Value, json};
 
 use crate::desk::{Desk, ids};
@@ -70,6 +71,25 @@ async fn every_list_is_json_with_times_that_have_their_zone() {
     for show in [["job", "show", "1"], ["queue", "show", "1"], ["app", "show", "Hello"]] {
         assert!(desk.json(&show).is_object(), "{show:?}");
     }
+}
+
+#[tokio::test]
+async fn what_an_agent_does_and_what_is_found_wrong_is_whole_for_programs() {
+    let desk = Desk::new().await;
+    desk.ok(&["site", "start"]);
+    let status = wait_blocking("a task to have succeeded", LIMIT, || {
+        let status = desk.json(&["site", "status"]);
+        let told = status["status"]["services"]["site"]["last_success"].is_string();
+        if told { Ok(status) } else { Err(status.to_string()) }
+    });
+    desk.ok(&["site", "stop"]);
+    let time = status["status"]["services"]["site"]["last_success"].as_str().unwrap();
+    assert!(time.ends_with("+00:00"), "{time}");
+    // The first rows of these have neither a note nor a remedy; the columns are there all the same.
+    let table = desk.ok(&["app", "sync", "-o", "csv"]);
+    assert_eq!(table, "app,change,note\nHello,unchanged,\n");
+    let table = desk.ok(&["doctor", "-o", "csv"]);
+    assert!(table.starts_with("check,verdict,found,remedy\n"), "{table}");
 }
 
 #[tokio::test]

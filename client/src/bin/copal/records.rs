@@ -14,8 +14,18 @@ use crate::{
 };
 
 /// Fields of wire types that the service writes as UTC without a zone, as Balsam's clients want it.
-const NAIVE_TIMES: &[&str] =
-    &["timestamp", "last_refresh", "creation_date", "heartbeat", "start_time", "end_time", "start", "end"];
+const NAIVE_TIMES: &[&str] = &[
+    "timestamp",
+    "last_refresh",
+    "creation_date",
+    "heartbeat",
+    "start_time",
+    "end_time",
+    "start",
+    "end",
+    "last_success",
+    "last_error_time",
+];
 /// Fields whose content is the user's own and stays as it is.
 const FREE_FORM: &[&str] = &["data", "tags", "filter_tags", "parameters", "status_info", "transfer_info"];
 

@@ -87,7 +87,7 @@ Examples:
     /// Cancel Jobs: waiting ones fail at once, running ones are killed.
     #[command(after_help = "Examples:\n  copal job cancel 7\n  copal job cancel --tag system=H2O -y")]
     Cancel(Box<Change>),
-    /// Delete Jobs and their events. Those that a launcher holds are left.
+    /// Delete Jobs and their events. Those that a launcher holds are left, and then the exit code is 1.
     #[command(
         after_help = "Examples:\n  copal job rm 41,42,43\n  copal job rm --tag workflow=temp-test --dry-run\n  copal job rm --all -y"
     )]

@@ -33,7 +33,7 @@ Examples:
   copal job wait --tag system=H2O
 
 Inside a Site's folder that Site is meant, elsewhere all active Sites; --site says otherwise.
-Exit codes: 0 done, 1 failed, 2 wrong usage, 3 a time-out of `job wait`."
+Exit codes: 0 done, 1 failed, 2 wrong usage, 3 the time-out of `job wait`, 130 Ctrl-C."
 )]
 pub(crate) struct Cli {
     /// How data is written to stdout: `-o json` is one JSON value.

@@ -26,7 +26,6 @@ use crate::{
 pub(super) struct Synced {
     app: String,
     change: Change,
-    #[serde(skip_serializing_if = "Option::is_none")]
     note: Option<String>,
 }
 

@@ -48,7 +48,6 @@ struct Check {
     check: &'static str,
     verdict: Verdict,
     found: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
     remedy: Option<String>,
 }
 

@@ -38,17 +38,22 @@ pub(super) async fn cancel(context: Context, change: &Change) -> Result<()> {
     if context.out.is_data() {
         return context.out.value(&done);
     }
-    context.out.talk(&match done {
+    context.out.talk(&outcome(done));
+    Ok(())
+}
+
+/// What was cancelled, for people.
+fn outcome(done: Cancelled) -> String {
+    let stopping = match done.stopping {
+        1 => "1 running Job is being stopped by its launcher".into(),
+        many => format!("{many} running Jobs are being stopped by their launchers"),
+    };
+    match done {
         Cancelled { cancelled: 0, stopping: 0 } => "Nothing to cancel: all are at an end.".into(),
         Cancelled { cancelled, stopping: 0 } => format!("Cancelled {}.", count(cancelled, "Job")),
-        Cancelled { cancelled, stopping } => {
-            format!(
-                "Cancelled {} that waited; the launchers of {stopping} running ones stop them.",
-                count(cancelled, "Job")
-            )
-        }
-    });
-    Ok(())
+        Cancelled { cancelled: 0, .. } => format!("{stopping}."),
+        Cancelled { cancelled, .. } => format!("Cancelled {} that waited; {stopping}.", count(cancelled, "Job")),
+    }
 }
 
 pub(super) async fn rm(context: Context, change: &Change) -> Result<()> {
@@ -65,15 +70,18 @@ pub(super) async fn rm(context: Context, change: &Change) -> Result<()> {
     let left = total(&jobs.counts(&client).await?);
     let deleted = (total(&counts) - left).max(0);
     if context.out.is_data() {
-        return context.out.value(&json!({"deleted": deleted, "left": left}));
+        context.out.value(&json!({"deleted": deleted, "left": left}))?;
+    } else if deleted > 0 {
+        context.out.talk(&format!("Deleted {}.", count(deleted, "Job")));
     }
-    context.out.talk(&format!("Deleted {}.", count(deleted, "Job")));
-    if left > 0 {
-        context
-            .out
-            .talk(&format!("{left} are left, since a launcher or an agent holds them; `copal job cancel` frees them."));
+    match left {
+        0 => Ok(()),
+        left => {
+            Err(Failure::new(format!("{} not deleted: a launcher or an agent holds what is left", count(left, "Job")))
+                .hint("`copal job cancel` frees them; then run the command again")
+                .after_changes())
+        }
     }
-    Ok(())
 }
 
 pub(super) async fn modify(context: Context, modify: &Modify) -> Result<()> {
@@ -222,6 +230,17 @@ mod tests {
                 "state": "RESTART_READY", "tags": {"b": "2", "c": "3"}, "priority": -5, "node_packing_count": 4,
             })
         );
+    }
+
+    #[test]
+    fn what_was_cancelled_is_told() {
+        let told = |cancelled, stopping| outcome(Cancelled { cancelled, stopping });
+        insta::assert_snapshot!([told(0, 0), told(1, 0), told(0, 1), told(2, 3)].join("\n"), @r"
+        Nothing to cancel: all are at an end.
+        Cancelled 1 Job.
+        1 running Job is being stopped by its launcher.
+        Cancelled 2 Jobs that waited; 3 running Jobs are being stopped by their launchers.
+        ");
     }
 
     #[test]
