@@ -288,7 +288,7 @@ impl Default for TransferSettings {
         Self {
             transfer_locations: StringMap::new(),
             max_concurrent_transfers: 5,
-            num_items_query_limit: 5_000,
+            num_items_query_limit: 10_000,
             service_period: 5.0,
             retry_wait_sec: 2.0,
             max_retries: 20,

@@ -1,10 +1,10 @@
 //! A wire that breaks: forwards connections to a port of this machine, and cuts the first ones after
-//! so many bytes of what comes back.
+//! so many bytes of what comes back, or lets them stand still there.
 
 use std::{
     io::{Read, Write},
     net::{Shutdown, TcpListener, TcpStream},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Condvar, Mutex, PoisonError},
     thread,
 };
 
@@ -13,6 +13,23 @@ use std::{
 pub struct Wire {
     port: u16,
     connections: Arc<Mutex<Vec<u64>>>,
+    hold: Arc<Hold>,
+}
+
+/// Where connections stand still, until they are released.
+#[derive(Debug, Default)]
+struct Hold {
+    after: Mutex<Option<u64>>,
+    released: Condvar,
+}
+
+impl Hold {
+    /// Goes on when a connection may have more than so many bytes.
+    fn pass(&self, bytes: u64) {
+        let after = self.after.lock().unwrap_or_else(PoisonError::into_inner);
+        let stands = |after: &mut Option<u64>| after.is_some_and(|after| bytes >= after);
+        drop(self.released.wait_while(after, stands).unwrap_or_else(PoisonError::into_inner));
+    }
 }
 
 impl Wire {
@@ -22,9 +39,29 @@ impl Wire {
     /// When it can't listen.
     #[must_use]
     pub fn to(target: u16, cuts: &'static [u64]) -> Self {
+        Self::with(target, cuts, None)
+    }
+
+    /// A wire on which connections stand still after so many bytes, until they are released.
+    ///
+    /// # Panics
+    /// When it can't listen.
+    #[must_use]
+    pub fn holding(target: u16, after: u64) -> Self {
+        Self::with(target, &[], Some(after))
+    }
+
+    /// Lets what stands still go on, and whatever comes after.
+    pub fn release(&self) {
+        *self.hold.after.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.hold.released.notify_all();
+    }
+
+    fn with(target: u16, cuts: &'static [u64], hold_after: Option<u64>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let port = listener.local_addr().expect("a bound socket has an address").port();
-        let wire = Self { port, connections: Arc::default() };
+        let hold = Hold { after: Mutex::new(hold_after), ..Hold::default() };
+        let wire = Self { port, connections: Arc::default(), hold: Arc::new(hold) };
         let own = wire.clone();
         thread::spawn(move || {
             for near in listener.incoming().flatten() {
@@ -40,9 +77,13 @@ impl Wire {
                 let own = own.clone();
                 thread::spawn(move || {
                     let count = |bytes: u64| {
-                        let mut connections = own.connections.lock().unwrap_or_else(PoisonError::into_inner);
-                        connections[number] += bytes;
-                        connections[number] < limit
+                        let sum = {
+                            let mut connections = own.connections.lock().unwrap_or_else(PoisonError::into_inner);
+                            connections[number] += bytes;
+                            connections[number]
+                        };
+                        own.hold.pass(sum);
+                        sum < limit
                     };
                     forward(far, near, count);
                 });

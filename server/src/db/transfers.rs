@@ -230,7 +230,9 @@ pub async fn update(conn: &mut PgConnection, scope: Scope, items: &[TransferPatc
     // time sees the other one.
     let jobs = Locked::take(&mut *conn, Which::OfTransfers(scope, &ids)).await?;
     // One that is pending is due while its Job is in the step that waits for it (`transition/write.rs`): few are, so that
-    // a report of those that are done looks at no Job here. In a `coalesce` the owner leads to no index through all of theirs.
+    // a report of those that are done looks at no Job here. In a `coalesce` the owner leads to no index through all of theirs,
+    // and the gone Apps do not make the planner believe that no transfer is left, for which it would compare each one of the
+    // table with each one of the report.
     const SQL: &str = "update transfers t set state = coalesce(u.state, t.state), \
          task_id = coalesce(u.task_id, t.task_id), transfer_info = coalesce(u.transfer_info, t.transfer_info), \
          due_at = case when coalesce(u.state, t.state) = 'pending' then (select coalesce(t.due_at, statement_timestamp()) \
@@ -238,7 +240,7 @@ pub async fn update(conn: &mut PgConnection, scope: Scope, items: &[TransferPatc
          and j.state = (case t.direction when 'in' then 'READY' else 'POSTPROCESSED' end)::job_state) end \
          from unnest($1::bigint[], $2::transfer_state[], $3::text[], $4::jsonb[]) as u(id, state, task_id, transfer_info) \
          where t.id = u.id and coalesce(t.owner_id = $5, false) and ($6::bigint is null or t.site_id = $6) \
-         and t.app_id <> all(array(select app_id from deleted_apps where owner_id = $5)) \
+         and coalesce(t.app_id <> all(array(select app_id from deleted_apps where owner_id = $5)), true) \
          returning t.id, t.job_id, t.direction";
     let updated: Vec<(TransferId, JobId, Direction)> = sqlx::query_as(SQL)
         .bind(&ids)

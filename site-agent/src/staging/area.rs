@@ -9,6 +9,7 @@ use std::{
     io,
     os::{fd::AsFd, unix::fs::MetadataExt},
     path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use copal_client::SiteDir;
@@ -37,6 +38,8 @@ const NAMED_AT_ONCE: usize = 1_500;
 pub struct Area {
     data: PathBuf,
     folder: PathBuf,
+    /// Held while files get their names: a file system lets one in at a time, and who waits there keeps a CPU busy.
+    naming: Arc<Mutex<()>>,
 }
 
 /// Where one transfer's file or folder is in a workdir.
@@ -56,7 +59,7 @@ impl Area {
     /// The area of a Site; nothing is made yet.
     #[must_use]
     pub fn new(site: &SiteDir) -> Self {
-        Self { data: site.data(), folder: site.data().join(".staging") }
+        Self { data: site.data(), folder: site.data().join(".staging"), naming: Arc::default() }
     }
 
     /// The folder of a batch.
@@ -138,11 +141,13 @@ impl Area {
         let mut workdirs = Siblings::below(&data);
         let mut checked = checked.drain(..);
         for part in items.chunks(NAMED_AT_ONCE) {
+            let turn = self.naming.lock().unwrap_or_else(PoisonError::into_inner);
             let moved: Vec<Result<(), StagingError>> = part
                 .iter()
                 .zip(&mut checked)
                 .map(|((from, place), checked)| checked.and_then(|_| self.move_in(&mut workdirs, from, place)))
                 .collect();
+            drop(turn);
             if files > SINGLE_SYNCS {
                 let _ = File::open(&self.data).map(syncfs);
             } else {

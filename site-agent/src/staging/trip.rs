@@ -57,6 +57,8 @@ pub struct Trip {
     pub settings: TransferSettings,
     /// Ends the programs that carry, should the agent be killed.
     pub guard: Arc<Guard>,
+    /// Where its files are put together.
+    pub area: Area,
     /// When to stop.
     pub stop: CancellationToken,
     /// When the agent itself ends.
@@ -79,7 +81,6 @@ pub async fn gather<T>(inbox: &mut mpsc::UnboundedReceiver<T>, into: &mut Vec<T>
 impl Trip {
     /// Tries the batch; every transfer ends with one [`Said::Ended`].
     pub async fn run(self, said: mpsc::UnboundedSender<(TransferId, Said)>) {
-        let area = Area::new(&self.site);
         let mut open: BTreeSet<TransferId> = self.transfers.iter().map(|due| due.transfer.id).collect();
         let mut end = |id: TransferId, outcome: Result<u64, StagingError>| {
             if open.remove(&id) {
@@ -87,7 +88,7 @@ impl Trip {
                 let _ = said.send((id, Said::Ended(outcome)));
             }
         };
-        let (batch, places) = match self.prepare(&area, &mut end).await {
+        let (batch, places) = match self.prepare(&mut end).await {
             Ok(prepared) => prepared,
             Err(error) => {
                 self.transfers.iter().for_each(|due| end(due.transfer.id, Err(error.clone())));
@@ -125,7 +126,7 @@ impl Trip {
                             Report::Note { id, info } => drop(said.send((id, Said::Note(info)))),
                         }
                     }
-                    self.settle(&area, &places, arrived, &mut end).await;
+                    self.settle(&places, arrived, &mut end).await;
                 }
             };
             (outcome, ()) = tokio::join!(carrying, receiving);
@@ -139,7 +140,6 @@ impl Trip {
     /// The batch as its adapter sees it. Transfers that can't be carried end here.
     async fn prepare(
         &self,
-        area: &Area,
         end: &mut impl FnMut(TransferId, Result<u64, StagingError>),
     ) -> Result<(Batch, BTreeMap<TransferId, Place>), StagingError> {
         let Some(url) = self.settings.transfer_locations.get(&self.alias) else {
@@ -147,6 +147,7 @@ impl Trip {
             return Err(StagingError::new(Cause::Settings, message));
         };
         let location = Location::parse(&self.alias, url)?;
+        let area = &self.area;
         area.open_batch(&self.key)?;
         let mut items = Vec::new();
         let mut places = BTreeMap::new();
@@ -174,7 +175,7 @@ impl Trip {
             }
         }
         if self.direction == Direction::Out {
-            for (id, error) in self.take_out(area, &items, &places).await {
+            for (id, error) in self.take_out(&items, &places).await {
                 items.retain(|item| item.id != id);
                 end(id, Err(error));
             }
@@ -185,13 +186,8 @@ impl Trip {
     }
 
     /// Gives the transfers whose files can't be sent.
-    async fn take_out(
-        &self,
-        area: &Area,
-        items: &[Item],
-        places: &BTreeMap<TransferId, Place>,
-    ) -> Vec<(TransferId, StagingError)> {
-        let area = area.clone();
+    async fn take_out(&self, items: &[Item], places: &BTreeMap<TransferId, Place>) -> Vec<(TransferId, StagingError)> {
+        let area = self.area.clone();
         let tasks: Vec<(TransferId, PathBuf, Place)> = items
             .iter()
             .filter_map(|item| Some((item.id, item.local.clone(), places.get(&item.id)?.clone())))
@@ -210,7 +206,6 @@ impl Trip {
     /// What arrived gets its name.
     async fn settle(
         &self,
-        area: &Area,
         places: &BTreeMap<TransferId, Place>,
         arrived: Vec<(TransferId, u64, Option<PathBuf>)>,
         end: &mut impl FnMut(TransferId, Result<u64, StagingError>),
@@ -223,11 +218,11 @@ impl Trip {
             .into_iter()
             .filter_map(|(id, bytes, at)| {
                 let place = places.get(&id)?.clone();
-                Some(((id, bytes), (at.unwrap_or_else(|| area.item(&self.key, id)), place)))
+                Some(((id, bytes), (at.unwrap_or_else(|| self.area.item(&self.key, id)), place)))
             })
             .unzip();
         let (tell, mut told) = mpsc::unbounded_channel();
-        let area = area.clone();
+        let area = self.area.clone();
         // Whoever listens ends after this.
         let work = tokio::task::spawn_blocking(move || area.bring_in(&items, |outcome| drop(tell.send(outcome))));
         // In the order of the items. The first ones are told of while the next ones get their names.

@@ -6,7 +6,7 @@
 //! an earlier one left of them in the staging area serves them. One that waits for a new try is `inactive`.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashMap},
     pin::Pin,
     time::Duration,
 };
@@ -43,8 +43,12 @@ use crate::{
 
 /// How long the service is asked to wait for something to do.
 const POLL_SEC: f64 = 25.0;
+/// Transfers of a batch at most, whatever the settings say.
+const MAX_BATCH: usize = 20_000;
 /// Batches that are known at once, in the sizes of full ones; more is asked for when some are done.
 const HELD_BATCHES: usize = 4;
+/// Transfers that are known at once, at most.
+const MAX_HELD: usize = 20_000;
 /// How long processes of an earlier agent may take to save what they have.
 const LEFT_GRACE: Duration = Duration::from_secs(5);
 /// What a transfer shows while it waits for a new try, or when it failed (`copal job why`).
@@ -109,7 +113,7 @@ struct OnTrip {
 
 /// A claim that is on its way, and the name of the batch that it makes.
 struct Claim {
-    key: Uuid,
+    key: String,
     answer: Pin<Box<dyn Future<Output = Result<Vec<DueTransfer>, ClientError>> + Send>>,
 }
 
@@ -117,6 +121,9 @@ struct Stager {
     context: Context,
     area: Area,
     batches: BTreeMap<String, Held>,
+    /// The batch that the next claim goes on with. It waits for that, since a batch costs a connection and more whatever is
+    /// in it, and what many Jobs need becomes due call by call.
+    filling: Option<String>,
     trips: JoinSet<String>,
     says: mpsc::UnboundedSender<(String, TransferId, Said)>,
     said: mpsc::UnboundedReceiver<(String, TransferId, Said)>,
@@ -132,6 +139,7 @@ impl Stager {
             context: context.clone(),
             area: Area::new(&context.dir),
             batches: BTreeMap::new(),
+            filling: None,
             trips: JoinSet::new(),
             says,
             said,
@@ -139,7 +147,8 @@ impl Stager {
             failed: 0,
         };
         let begun = stager.begun().await?;
-        stager.adopt(begun);
+        let moved = stager.adopt(begun);
+        stager.save(moved).await;
         if !stager.batches.is_empty() {
             tracing::info!("goes on with {} batches of transfers", stager.batches.len());
         }
@@ -153,12 +162,26 @@ impl Stager {
         self.context.api.client().due_transfers(self.context.site.id, &states, 100_000).await
     }
 
-    /// Holds transfers that were taken, with those of the same batch.
-    fn adopt(&mut self, taken: Vec<DueTransfer>) {
-        for due in taken {
-            let batch = self.batches.entry(batch_name(&due.transfer)).or_insert_with(|| Held::of(&due));
+    /// Holds transfers that were taken, with those of the same batch. A batch is of one location and one direction: others
+    /// make a new one, and what is given tells the service so.
+    fn adopt(&mut self, taken: Vec<DueTransfer>) -> Vec<TransferPatchItem> {
+        let known: BTreeSet<TransferId> =
+            self.batches.values().flat_map(|batch| batch.transfers.keys().copied()).collect();
+        let mut moved: HashMap<(String, String, Direction), String> = HashMap::new();
+        let mut patches = Vec::new();
+        // Somebody may have given some back to the service while they are carried here.
+        for due in taken.into_iter().filter(|due| !known.contains(&due.transfer.id)) {
+            let mut key = batch_name(&due.transfer);
+            if self.batches.get(&key).is_some_and(|batch| !batch.is_for(&due.transfer)) {
+                let TransferItem { location_alias, direction, id, .. } = &due.transfer;
+                let new = moved.entry((key, location_alias.clone(), *direction));
+                key = new.or_insert_with(|| Uuid::new_v4().to_string()).clone();
+                patches.push(patch(*id, TransferPatch { task_id: Some(key.clone()), ..TransferPatch::default() }));
+            }
+            let batch = self.batches.entry(key).or_insert_with(|| Held::of(&due));
             batch.transfers.insert(due.transfer.id, due);
         }
+        patches
     }
 
     async fn work(&mut self) {
@@ -171,17 +194,24 @@ impl Stager {
         let mut look = Instant::now();
         while !context.stop.is_cancelled() {
             let settings = context.settings.current().0.transfers.clone();
+            let limit = settings.num_items_query_limit.clamp(1, MAX_BATCH);
+            let size = |batch: &Held| batch.transfers.len();
+            let held: usize = self.batches.values().map(size).sum();
+            let may_ask = held < (limit * HELD_BATCHES).min(MAX_HELD) && poll_from <= Instant::now();
+            if poll.is_none() && !may_ask {
+                self.filling = None;
+            }
             self.begin_trips(&settings).await;
             self.show();
-            let held: usize = self.batches.values().map(|batch| batch.transfers.len()).sum();
-            let limit = settings.num_items_query_limit.clamp(1, MAX_BULK);
-            if poll.is_none() && held < limit * HELD_BATCHES && poll_from <= Instant::now() {
-                let (client, key) = (context.api.client(), Uuid::new_v4());
+            if poll.is_none() && may_ask {
+                let open = self.filling.as_ref().and_then(|key| self.batches.get(key));
+                let key = self.filling.clone().unwrap_or_else(|| Uuid::new_v4().to_string());
+                let client = context.api.client();
                 let claim = TransferClaim {
                     site_id: context.site.id,
-                    task_id: key.to_string(),
-                    limit: i64::try_from(limit).unwrap_or(1),
-                    wait_sec: POLL_SEC,
+                    task_id: key.clone(),
+                    limit: i64::try_from((limit - open.map_or(0, size)).min(MAX_BULK)).unwrap_or(1),
+                    wait_sec: if open.is_some() { 0.0 } else { POLL_SEC },
                 };
                 poll = Some(Claim { key, answer: Box::pin(async move { client.claim_transfers(&claim).await }) });
             }
@@ -189,9 +219,9 @@ impl Stager {
             let next_look = Instant::now() + period;
             // Counted from when there is something to compare.
             look = if is_doubtful || !self.batches.is_empty() { look.min(next_look) } else { next_look };
-            let waiting = self.batches.values().filter(|batch| batch.trip.is_none()).map(|batch| batch.not_before);
+            let soonest = self.ready().map(|(_, batch)| batch.not_before).min();
             let full = self.trips.len() >= settings.max_concurrent_transfers.max(1);
-            let next_try = if full { None } else { waiting.min() };
+            let next_try = if full { None } else { soonest };
             let mut said = Vec::new();
             tokio::select! {
                 () = context.stop.cancelled() => break,
@@ -200,17 +230,23 @@ impl Stager {
                     self.batches.values_mut().for_each(|batch| batch.not_before = batch.not_before.min(now));
                     poll_from = now;
                 }
-                answer = async { match &mut poll { Some(poll) => (&mut poll.answer).await, None => std::future::pending().await } } => {
+                (key, answer) = async {
+                    match &mut poll {
+                        Some(poll) => (poll.key.clone(), (&mut poll.answer).await),
+                        None => std::future::pending().await,
+                    }
+                } => {
                     poll = None;
                     match answer {
                         Ok(due) => {
                             backoff.reset();
                             // Nothing to do is the time to look for what an answer that was lost has taken.
-                            is_doubtful |= due.is_empty();
-                            self.take(due);
+                            is_doubtful |= due.is_empty() && self.filling.is_none();
+                            self.fill(key, due, limit).await;
                         }
                         Err(error) => {
                             is_doubtful = true;
+                            self.filling = None;
                             context.board.failure(NAME, &context.api.explain(&error));
                             mend_login(&context, &error).await;
                             poll_from = Instant::now() + backoff.next_wait();
@@ -227,7 +263,7 @@ impl Stager {
                 () = async { match next_try { Some(at) => sleep_until(at).await, None => std::future::pending().await } } => {}
                 () = sleep_until(look), if is_doubtful || !self.batches.is_empty() => {
                     look = Instant::now() + period;
-                    is_doubtful &= !self.compare(poll.as_ref().map(|claim| claim.key)).await;
+                    is_doubtful &= !self.compare(poll.as_ref().map(|claim| claim.key.as_str())).await;
                 }
             }
         }
@@ -259,13 +295,19 @@ impl Stager {
         self.context.board.success(NAME, text);
     }
 
-    /// Makes a batch of what was taken.
-    fn take(&mut self, mut due: Vec<DueTransfer>) {
-        let known: BTreeSet<TransferId> =
-            self.batches.values().flat_map(|batch| batch.transfers.keys().copied()).collect();
-        // Somebody gave it back to the service while it is carried here.
-        due.retain(|due| !known.contains(&due.transfer.id));
-        self.adopt(due);
+    /// Holds what a claim got for a batch, which waits for more unless it is full or there is none now.
+    async fn fill(&mut self, key: String, taken: Vec<DueTransfer>, limit: usize) {
+        let is_over = taken.is_empty();
+        let moved = self.adopt(taken);
+        let has_room = self.batches.get(&key).is_some_and(|batch| batch.transfers.len() < limit);
+        self.filling = (has_room && !is_over && moved.is_empty()).then_some(key);
+        let gone = self.save(moved).await;
+        self.forget(&gone);
+    }
+
+    /// Batches that may be tried when their time has come.
+    fn ready(&self) -> impl Iterator<Item = (&String, &Held)> {
+        self.batches.iter().filter(|(key, batch)| batch.trip.is_none() && self.filling.as_ref() != Some(key))
     }
 
     /// Begins as many tries as may run at once.
@@ -273,9 +315,8 @@ impl Stager {
         let now = Instant::now();
         let mut active = Vec::new();
         let ready: Vec<String> = self
-            .batches
-            .iter()
-            .filter(|(_, batch)| batch.trip.is_none() && batch.not_before <= now)
+            .ready()
+            .filter(|(_, batch)| batch.not_before <= now)
             .map(|(key, _)| key.clone())
             .take(settings.max_concurrent_transfers.max(1).saturating_sub(self.trips.len()))
             .collect();
@@ -293,6 +334,7 @@ impl Stager {
                 site: self.context.dir.clone(),
                 settings: settings.clone(),
                 guard: std::sync::Arc::clone(&self.context.guard),
+                area: self.area.clone(),
                 stop: on_trip.stop.clone(),
                 agent_stop: self.context.stop.clone(),
             };
@@ -414,13 +456,12 @@ impl Stager {
     /// Compares what is held with what the service holds to be taken, without what a claim on its way may have got.
     /// Transfers that no Job waits for any more, such as those of Jobs that were cancelled, are given up; those that were
     /// taken by a claim whose answer was lost are held. Gives whether the service answered.
-    async fn compare(&mut self, on_its_way: Option<Uuid>) -> bool {
+    async fn compare(&mut self, on_its_way: Option<&str>) -> bool {
         // The next report or poll shows an outage.
         let Ok(begun) = self.begun().await else { return false };
         let wanted: BTreeSet<TransferId> = begun.iter().map(|due| due.transfer.id).collect();
-        let on_its_way = on_its_way.map(|key| key.to_string()).unwrap_or_default();
-        self.take(begun.into_iter().filter(|due| due.transfer.task_id != on_its_way).collect());
-        let mut patches = Vec::new();
+        let others = begun.into_iter().filter(|due| on_its_way != Some(due.transfer.task_id.as_str()));
+        let mut patches = self.adopt(others.collect());
         let mut gone = BTreeSet::new();
         for batch in self.batches.values_mut() {
             for (id, due) in batch.transfers.iter_mut().filter(|(id, _)| !wanted.contains(id)) {
@@ -494,6 +535,11 @@ impl Stager {
 }
 
 impl Held {
+    /// Whether a transfer goes the same way, so that it may be carried together with these.
+    fn is_for(&self, transfer: &TransferItem) -> bool {
+        self.alias == transfer.location_alias && self.direction == transfer.direction
+    }
+
     /// An empty batch of transfers like this one.
     fn of(due: &DueTransfer) -> Self {
         Self {

@@ -4,7 +4,7 @@ use chrono::TimeDelta;
 use copal_schemas::{
     AppId, JobId, JobState, SessionId, SiteId, StringMap, UserId,
     session::Acquire,
-    transfer::{TransferClaim, TransferState},
+    transfer::{TransferClaim, TransferPatch, TransferPatchItem, TransferState},
 };
 use copal_server::{
     db::{
@@ -137,8 +137,9 @@ async fn pitfall_112_an_acquire_reads_no_jobs_that_do_not_fit() {
     assert!(rows <= 600 && pages <= 100, "{rows} rows, {pages} pages read for {nothing:?}");
 }
 
-/// Rows of `jobs` and `transfers` that are read for a batch of ten, and for a look at the `begun` ones, which there are then.
-async fn staging_reads(world: &World, pool: &PgPool, begun: usize) -> (i64, i64) {
+/// Rows of `jobs` and `transfers` that are read for a batch of ten, for a report that these are done, which is taken back,
+/// and for a look at the `begun` ones, which there are then.
+async fn staging_reads(world: &World, pool: &PgPool, begun: usize) -> [i64; 3] {
     const READ: &str = "select sum(seq_tup_read + idx_tup_fetch)::bigint from pg_stat_xact_user_tables \
          where relname in ('jobs', 'transfers')";
     let owner = UserId(id(&world.user.get("/auth/password/me").await.ok()));
@@ -147,23 +148,32 @@ async fn staging_reads(world: &World, pool: &PgPool, begun: usize) -> (i64, i64)
     let claim = TransferClaim { site_id: site, task_id: "x".into(), limit: 10, wait_sec: 0.0 };
     // What a connection did in the last second counts as well.
     let read = async |tx: &mut PgConnection| sqlx::query_scalar::<_, i64>(READ).fetch_one(tx).await;
-    let for_batch = db::transact(pool, async |tx| {
+    let taking = db::transact(pool, async |tx| {
         let before = read(tx).await?;
-        assert_eq!(db::staging::claim(tx, scope, &claim).await?.len(), 10);
-        Ok(read(tx).await? - before)
+        let taken = db::staging::claim(tx, scope, &claim).await?;
+        Ok((taken, read(tx).await? - before))
     });
-    let for_batch = for_batch.await.unwrap();
+    let (taken, for_batch) = taking.await.unwrap();
+    assert_eq!(taken.len(), 10);
+    let done = TransferPatch { state: Some(TransferState::Done), ..TransferPatch::default() };
+    let report: Vec<TransferPatchItem> =
+        taken.iter().map(|due| TransferPatchItem { id: due.transfer.id, patch: done.clone() }).collect();
+    let mut transaction = pool.begin().await.unwrap();
+    let before = read(&mut transaction).await.unwrap();
+    db::transfers::update(&mut transaction, scope, &report).await.unwrap();
+    let for_report = read(&mut transaction).await.unwrap() - before;
+    transaction.rollback().await.unwrap();
     let for_look = db::transact_by_index(pool, async |tx| {
         let before = read(tx).await?;
         let states = [TransferState::Active, TransferState::Inactive];
         assert_eq!(db::staging::due(tx, scope, site, &states, 100_000).await?.len(), begun);
         Ok(read(tx).await? - before)
     });
-    (for_batch, for_look.await.unwrap())
+    [for_batch, for_report, for_look.await.unwrap()]
 }
 
 #[tokio::test]
-async fn a_batch_of_transfers_reads_what_it_takes_and_not_all_that_are_due() {
+async fn a_batch_of_transfers_and_its_report_read_what_they_name_and_not_all_that_are_due() {
     let world = World::new().await;
     let user = &world.user;
     let locations = json!({"transfer_locations": {"a": "rsync://host/", "b": "rsync://host/", "c": "rsync://host/"}});
@@ -182,8 +192,8 @@ async fn a_batch_of_transfers_reads_what_it_takes_and_not_all_that_are_due() {
         }
     };
     let hold = async |when: &str, begun: usize| {
-        let (batch, look) = staging_reads(&world, &pool, begun).await;
-        assert!(batch <= 100 && look <= 100, "{batch} and {look} rows read {when}");
+        let rows = staging_reads(&world, &pool, begun).await;
+        assert!(rows.iter().all(|rows| *rows <= 100), "{rows:?} rows read {when}");
     };
     // What the planner knows must not matter: nothing, everything, and that no transfer is ever due.
     fill("unknown").await;

@@ -120,13 +120,8 @@ fn pitfall_130_131_errors_of_the_far_end_have_their_cause_and_their_remedy() {
     assert_eq!(depot.read("file"), "");
 }
 
-#[test]
-fn a_large_file_that_is_cut_goes_on_where_it_was() {
-    const CUT: u64 = 6_000_000;
-    const SIZE: usize = 12_000_000;
-    let (depot, server) = by_ssh(SshServer::start);
-    let wire = Wire::to(server.port(), &[CUT]);
-    // Nothing that ssh or rsync could make smaller.
+/// Bytes that neither ssh nor rsync could make smaller.
+fn noise(size: usize) -> Vec<u8> {
     let mut seed = 1_u64;
     let mut random = || {
         seed ^= seed << 13;
@@ -134,7 +129,44 @@ fn a_large_file_that_is_cut_goes_on_where_it_was() {
         seed ^= seed << 17;
         seed as u8
     };
-    let content: Vec<u8> = (0..SIZE).map(|_| random()).collect();
+    (0..size).map(|_| random()).collect()
+}
+
+#[test]
+fn a_job_waits_for_its_own_file_and_not_for_all_of_the_batch() {
+    const SIZE: usize = 12_000_000;
+    let (depot, server) = by_ssh(SshServer::start);
+    let wire = Wire::holding(server.port(), SIZE as u64 / 2);
+    let content = noise(SIZE);
+    depot.put("a.dat", "small\n");
+    depot.put("b.dat", &content);
+    let there = format!("rsync://{}{{folder}}", server.authority_at(wire.port()));
+    depot.configure(&[("there", &there), ("here", "file://{folder}")], &[&options(&any_host(&server))]);
+    depot.laptop.site(&["site", "sync"]);
+    depot.laptop.site(&["site", "stop"]);
+    // The last poll of an agent that was stopped may still get the first one.
+    let other = depot.job("c", &["input=here:/a.dat"]);
+    // These are due when the agent looks, so that they are one batch.
+    let [small, large] = ["a", "b"].map(|name| depot.job(name, &[&format!("input=there:/{name}.dat")]));
+    depot.laptop.site(&["site", "start"]);
+    depot.laptop.wait_state(other, "PREPROCESSED");
+    depot.laptop.wait_state(small, "PREPROCESSED");
+    assert_eq!(depot.read_work("a/input.dat"), "small\n");
+    assert!(!depot.workdir("b/input.dat").exists());
+    assert_eq!(wire.bytes().len(), 1, "they are one batch");
+    wire.release();
+    depot.laptop.wait_state(large, "PREPROCESSED");
+    assert!(fs::read(depot.workdir("b/input.dat")).unwrap() == content);
+    assert_eq!(wire.bytes().len(), 1);
+}
+
+#[test]
+fn a_large_file_that_is_cut_goes_on_where_it_was() {
+    const CUT: u64 = 6_000_000;
+    const SIZE: usize = 12_000_000;
+    let (depot, server) = by_ssh(SshServer::start);
+    let wire = Wire::to(server.port(), &[CUT]);
+    let content = noise(SIZE);
     depot.put("big.dat", &content);
     let there = format!("rsync://{}{{folder}}", server.authority_at(wire.port()));
     depot.configure(&[("there", &there)], &[&options(&any_host(&server))]);

@@ -46,9 +46,50 @@ pub(crate) struct Options {
     /// MiB of the large file to a store and back.
     #[arg(long, default_value_t = 1_024)]
     store_mib: u64,
+    /// Only these.
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<Figure>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Figure {
+    /// Memory with a large file by http.
+    Large,
+    /// Memory with a large object of a store.
+    Store,
+    /// The rate of small files.
+    Small,
+}
+
+/// Where small files are below the depot.
+#[derive(Clone, Copy, Debug)]
+enum Tree {
+    /// A hundred in each folder.
+    Hundreds,
+    /// Each in a folder of its own, as they are in the workdirs of their Jobs.
+    Own,
+}
+
+impl Tree {
+    /// Its folder.
+    fn root(self) -> &'static str {
+        match self {
+            Self::Hundreds => "small",
+            Self::Own => "own",
+        }
+    }
+
+    /// The path of a file.
+    fn name(self, index: usize) -> String {
+        match self {
+            Self::Hundreds => format!("small/{:02}/{index:06}.dat", index / 100),
+            Self::Own => format!("own/{index:06}/input.dat"),
+        }
+    }
 }
 
 pub(crate) async fn measure(options: &Options) -> Table {
+    let wanted = |figure: Figure| options.only.is_empty() || options.only.contains(&figure);
     let stage = Stage::new().await;
     let mut table = Table::default();
     let depot = stage.site().with_file_name("depot");
@@ -60,40 +101,67 @@ pub(crate) async fn measure(options: &Options) -> Table {
     let app = app(&stage).await;
     stage.copal(&["site", "start"]);
     // First, on an agent that has done nothing yet.
-    large_file(options, &stage, &web, &depot, app, &mut table).await;
-    large_object(options, &stage, app, &mut table).await;
-    small_files(options, &stage, &server, &depot, app, &mut table).await;
+    if wanted(Figure::Large) {
+        large_file(options, &stage, &web, &depot, app, &mut table).await;
+    }
+    if wanted(Figure::Store) {
+        large_object(options, &stage, app, &mut table).await;
+    }
+    if wanted(Figure::Small) {
+        small_files(options, &stage, &server, &depot, app, &mut table).await;
+    }
     stage.copal(&["site", "stop"]);
     table
 }
 
 async fn small_files(options: &Options, stage: &Stage, server: &SshServer, depot: &Path, app: i64, table: &mut Table) {
     let content = vec![b'x'; options.file_bytes];
-    for index in 0..options.files {
-        let path = depot.join(name(index));
+    for path in
+        (0..options.files).flat_map(|index| [Tree::Hundreds, Tree::Own].map(|tree| depot.join(tree.name(index))))
+    {
         fs::create_dir_all(path.parent().expect("a file is in a folder")).expect("an own folder");
         fs::write(path, &content).expect("an own folder");
     }
+    let copies = stage.site().with_file_name("bare");
+    fs::create_dir(&copies).expect("an own folder");
+    let bare = |tree: Tree, name: String| bare_rsync(server, depot, tree, &copies.join(name));
     // By turns, since what else the machine does comes and goes; and the median, since a file system may take its time
     // once in a while.
-    let (mut bare, mut folder, mut files) = (Vec::new(), Vec::new(), Vec::new());
-    for round in 0..options.rounds {
-        bare.push(bare_rsync(server, depot, &stage.site().with_file_name(format!("bare-{round}"))));
-        folder.push(one_folder(stage, app, round).await);
-        bare.push(bare_rsync(server, depot, &stage.site().with_file_name(format!("again-{round}"))));
-        files.push(one_each(options, stage, app, round).await);
+    let mut rows = [
+        ("in one folder of one Job, against one bare rsync", Tree::Hundreds, Vec::new(), Vec::new()),
+        (
+            "one for each of as many Jobs, from folders of a hundred, against the same",
+            Tree::Hundreds,
+            Vec::new(),
+            Vec::new(),
+        ),
+        (
+            "one for each of as many Jobs, each in its folder, against one bare rsync of these",
+            Tree::Own,
+            Vec::new(),
+            Vec::new(),
+        ),
+    ];
+    for (row, (_, tree, alone, staged)) in rows.iter_mut().enumerate() {
+        for round in 0..options.rounds {
+            alone.push(bare(*tree, format!("{row}-{round}")));
+            staged.push(match row {
+                0 => one_folder(stage, app, round).await,
+                _ => one_each(options, stage, app, *tree, round).await,
+            });
+        }
     }
-    let [bare, folder, files] = [bare, folder, files].map(median);
     let rate = |time: Duration| options.files as f64 / time.as_secs_f64();
-    for (what, time) in [("in one folder of one Job", folder), ("one for each of as many Jobs", files)] {
+    for (what, _, alone, staged) in rows {
+        let [alone, staged] = [alone, staged].map(median);
         table.at_least(
-            format!("{} small files by rsync, {what}, against one bare rsync", options.files),
-            bare.as_secs_f64() / time.as_secs_f64(),
+            format!("{} small files by rsync, {what}", options.files),
+            alone.as_secs_f64() / staged.as_secs_f64(),
             0.5,
             format!(
                 "{:.0} files/s against {:.0} files/s, medians of {} rounds",
-                rate(time),
-                rate(bare),
+                rate(staged),
+                rate(alone),
                 options.rounds
             ),
         );
@@ -116,14 +184,14 @@ async fn one_folder(stage: &Stage, app: i64, round: u8) -> Duration {
 }
 
 /// Each small file for a Job of its own. The agent is held while they are made, so that staging alone is measured.
-async fn one_each(options: &Options, stage: &Stage, app: i64, round: u8) -> Duration {
+async fn one_each(options: &Options, stage: &Stage, app: i64, tree: Tree, round: u8) -> Duration {
     let others = stage.count("PREPROCESSED").await;
     let agent = Pid::from_raw(stage.pid_of("copal-agent"));
     kill(agent, Signal::SIGSTOP).expect("the agent runs");
     for first in (0..options.files).step_by(CALL) {
         let job = |index: usize| {
-            let path = format!("/{}", name(index));
-            json!({"app_id": app, "workdir": format!("files/{round}/{index:06}"),
+            let path = format!("/{}", tree.name(index));
+            json!({"app_id": app, "workdir": format!("files/{}-{round}/{index:06}", tree.root()),
                 "transfers": {"input": {"location_alias": "there", "path": path}}})
         };
         let jobs: Vec<Value> = (first..(first + CALL).min(options.files)).map(job).collect();
@@ -166,11 +234,6 @@ async fn large_file(options: &Options, stage: &Stage, web: &WebServer, depot: &P
             ranges[1].as_deref().unwrap_or_default()
         ),
     );
-}
-
-/// The path of a small file below the depot.
-fn name(index: usize) -> String {
-    format!("small/{:02}/{index:06}.dat", index / 100)
 }
 
 /// A large file to the store and back, by parts.
@@ -259,7 +322,7 @@ async fn wait_in(stage: &Stage, state: &str, count: usize, start: Instant) -> Du
     }
 }
 
-fn bare_rsync(server: &SshServer, depot: &Path, to: &Path) -> Duration {
+fn bare_rsync(server: &SshServer, depot: &Path, tree: Tree, to: &Path) -> Duration {
     let mut ssh = vec!["ssh".to_owned(), "-p".to_owned(), server.port().to_string()];
     ssh.extend(server.options());
     let host = server.authority();
@@ -267,7 +330,7 @@ fn bare_rsync(server: &SshServer, depot: &Path, to: &Path) -> Duration {
     let start = Instant::now();
     let status = Command::new("rsync")
         .args(["-rt", "-e", &ssh.join(" ")])
-        .arg(format!("{host}:{}/small/", depot.display()))
+        .arg(format!("{host}:{}/{}/", depot.display(), tree.root()))
         .arg(format!("{}/", to.display()))
         .stdin(Stdio::null())
         .status()
