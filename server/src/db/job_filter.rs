@@ -157,6 +157,15 @@ impl JobFilter {
         Ok(sql.build_query_scalar().fetch_all(conn).await?)
     }
 
+    /// Those of locked Jobs that match: others may have changed them before they could be locked.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn still(&self, conn: &mut PgConnection, scope: Scope, locked: Vec<JobId>) -> ApiResult<Vec<JobId>> {
+        let most = i64::try_from(locked.len()).unwrap_or(i64::MAX);
+        Self { ids: locked, ..self.clone() }.ids_after(conn, scope, JobId(0), most).await
+    }
+
     /// How many Jobs match.
     ///
     /// # Errors

@@ -19,7 +19,7 @@ use super::{
     refusals,
     scope::Scope,
     tags,
-    transition::{Ask, Moves, Which},
+    transition::{Ask, Locked, Moves, Which},
 };
 use crate::{
     error::{ApiError, ApiResult},
@@ -81,6 +81,8 @@ pub async fn update_matching(
             format!("more than {MAX_BULK} Jobs match; narrow the filter and update them in parts"),
         ));
     }
+    Locked::take(&mut *conn, Which::Owned(scope, &ids)).await?;
+    let ids = filter.still(&mut *conn, scope, ids).await?;
     let patches: Vec<(JobId, &JobPatch)> = ids.iter().map(|id| (*id, &patch)).collect();
     apply(conn, scope, &patches, |_, field| vec!["body".into(), field.into()]).await
 }
@@ -303,7 +305,8 @@ pub async fn cancel_some(
     };
     let mut done = Cancelled::default();
     let mut moves = Moves::lock(&mut *conn, Which::Owned(scope, &ids)).await?;
-    for (now, job) in moves.iter_mut() {
+    let still: HashSet<JobId> = filter.still(&mut *conn, scope, ids).await?.into_iter().collect();
+    for (now, job) in moves.iter_mut().filter(|(_, job)| still.contains(&job.row.id)) {
         match job.cancel(now) {
             Some(true) => done.cancelled += 1,
             Some(false) => done.stopping += 1,

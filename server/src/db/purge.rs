@@ -1,6 +1,8 @@
 //! Jobs removed with all that hangs on them: by their owner, or behind a deleted App or Site. Old events
 //! too, and the tallies are kept small.
 
+use std::collections::HashSet;
+
 use chrono::TimeDelta;
 use copal_schemas::{AppId, JobId, JobState, SiteId, UserId};
 use sqlx::{FromRow, PgConnection};
@@ -40,7 +42,7 @@ pub async fn delete_one(conn: &mut PgConnection, scope: Scope, id: JobId) -> Api
     if filter.count(&mut *conn, scope).await? == 0 {
         return Err(ApiError::not_found(format!("Job {id}")));
     }
-    delete(conn, &[id]).await
+    delete(conn, scope, &filter, &[id]).await
 }
 
 /// Deletes some of the Jobs that match, whose ids are above `after`; those that Sessions hold are
@@ -55,7 +57,7 @@ pub async fn delete_some(
     after: JobId,
 ) -> ApiResult<Option<JobId>> {
     let ids = filter.ids_after(&mut *conn, scope, after, CHUNK).await?;
-    delete(conn, &ids).await?;
+    delete(conn, scope, filter, &ids).await?;
     Ok(ids.last().copied())
 }
 
@@ -80,10 +82,13 @@ pub async fn remove_orphans(conn: &mut PgConnection) -> ApiResult<bool> {
     Ok(true)
 }
 
-async fn delete(conn: &mut PgConnection, ids: &[JobId]) -> ApiResult<()> {
+async fn delete(conn: &mut PgConnection, scope: Scope, filter: &JobFilter, ids: &[JobId]) -> ApiResult<()> {
     const JOBS: &str = "select id, owner_id, site_id, app_id, state, tag_set, has_children from jobs \
          where id = any($1) and session_id is null order by id for update";
-    let doomed: Vec<Doomed> = sqlx::query_as(JOBS).bind(ids).fetch_all(&mut *conn).await?;
+    let mut doomed: Vec<Doomed> = sqlx::query_as(JOBS).bind(ids).fetch_all(&mut *conn).await?;
+    let locked = doomed.iter().map(|job| job.id).collect();
+    let still: HashSet<JobId> = filter.still(&mut *conn, scope, locked).await?.into_iter().collect();
+    doomed.retain(|job| still.contains(&job.id));
     remove(conn, doomed).await
 }
 

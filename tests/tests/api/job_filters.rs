@@ -1,7 +1,9 @@
 //! `GET /jobs/`: filters, ordering, paging, counts (contract, sections 1 and 5).
 
-use copal_tests::{Api, World, id};
+use copal_tests::{Api, LIMIT, World, id, wait::wait_for};
+use reqwest::Method;
 use serde_json::{Value, json};
+use sqlx::Connection as _;
 
 async fn five(world: &World) -> Vec<i64> {
     let job = |workdir: &str, tags: Value| json!({"app_id": world.plain, "workdir": workdir, "tags": tags});
@@ -211,4 +213,47 @@ async fn an_id_of_0_matches_nothing() {
         assert_eq!(user.post(&format!("/jobs/cancel?{filter}"), &json!({})).await.ok()["cancelled"], 0, "{filter}");
     }
     assert_eq!(user.count("/jobs/?state=PREPROCESSED").await, 5);
+}
+
+/// An operation by filter may have to wait for others that change the same Jobs.
+#[tokio::test]
+async fn what_matches_no_more_when_its_turn_comes_is_left_alone() {
+    let world = World::new().await;
+    let user = &world.user;
+    for (method, path, body, answer) in [
+        (Method::POST, "/jobs/cancel", Value::Null, json!({"cancelled": 0, "stopping": 0})),
+        (Method::PUT, "/jobs/", json!({"tags": {"mine": "yes"}}), json!(0)),
+        (Method::DELETE, "/jobs/", Value::Null, Value::Null),
+    ] {
+        let what = format!("{method} {path}");
+        let [changed, deleted] = [id(&world.plain_job(&json!({})).await), id(&world.plain_job(&json!({})).await)];
+        let before = user.get_job(changed).await;
+        let mut database = world.service.database().connect().await;
+        let mut other = database.begin().await.unwrap();
+        sqlx::query("update jobs set pending_file_cleanup = false where id = $1")
+            .bind(changed)
+            .execute(&mut *other)
+            .await
+            .unwrap();
+        sqlx::query("delete from jobs where id = $1").bind(deleted).execute(&mut *other).await.unwrap();
+        let request = user.request(method, &format!("{path}?pending_file_cleanup=true&id={changed}&id={deleted}"));
+        let asked = {
+            let user = user.clone();
+            let request = if body.is_null() { request } else { request.json(&body) };
+            tokio::spawn(async move { user.send(request).await })
+        };
+        wait_for(&format!("{what} to wait"), LIMIT, || async {
+            const WAITING: &str = "select count(*) from pg_stat_activity \
+                where datname = current_database() and wait_event_type = 'Lock'";
+            let mut observer = world.service.database().connect().await;
+            let waiting: i64 = sqlx::query_scalar(WAITING).fetch_one(&mut observer).await.unwrap();
+            if waiting > 0 { Ok(()) } else { Err("it does not wait".into()) }
+        })
+        .await;
+        other.commit().await.unwrap();
+        let answered = asked.await.unwrap();
+        assert_eq!((answered.status / 100, &answered.body), (2, &answer), "{what}");
+        let after = user.get_job(changed).await;
+        assert_eq!((&after["state"], &after["tags"]), (&before["state"], &before["tags"]), "{what}");
+    }
 }
