@@ -8,6 +8,7 @@ use copal_client::{
     api::{ChangeStream, StreamQuery},
 };
 use copal_schemas::event::Change;
+use dialoguer::console::Term;
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
@@ -108,9 +109,10 @@ impl Area {
         !self.0.is_hidden()
     }
 
-    /// Draws these lines in place of those before.
+    /// Draws these lines in place of those before; of more than the terminal has the first and the last.
     pub(crate) fn draw(&self, text: &str) {
-        self.0.set_message(text.trim_end().to_owned());
+        let (rows, _) = Term::stderr().size();
+        self.0.set_message(fitting(text.trim_end(), rows.into()));
         self.0.tick();
     }
 
@@ -124,5 +126,30 @@ impl Drop for Area {
     /// Leaves the terminal as it was.
     fn drop(&mut self) {
         self.0.finish_and_clear();
+    }
+}
+
+/// As many lines of a table as a terminal of so many rows has room for: the headings, and the end, where what is new is.
+fn fitting(text: &str, rows: usize) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    // The cursor stands in a row of its own.
+    let room = rows.saturating_sub(1).max(3);
+    if lines.len() <= room {
+        return text.to_owned();
+    }
+    [&[lines[0], "…"], &lines[lines.len() + 2 - room..]].concat().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_terminal_has_no_room_for_is_left_out_in_the_middle() {
+        let text = "ID\n1\n2\n3\n4\nCtrl-C ends";
+        assert_eq!(fitting(text, 7), text);
+        assert_eq!(fitting(text, 6), "ID\n…\n3\n4\nCtrl-C ends");
+        assert_eq!(fitting(text, 1), "ID\n…\nCtrl-C ends");
+        assert_eq!(fitting("", 5), "");
     }
 }

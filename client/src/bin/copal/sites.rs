@@ -78,7 +78,7 @@ pub(crate) fn is_active(site: &Site, now: Timestamp) -> bool {
 
 /// Whether no agent ever gave news of it: a new Site has its own creation as its last news.
 pub(crate) fn is_unheard(site: &Site) -> bool {
-    site.last_refresh - site.creation_date < TimeDelta::milliseconds(100)
+    (site.last_refresh - site.creation_date).abs() < TimeDelta::milliseconds(100)
 }
 
 /// The Sites that are meant, in the order of their ids; never none.

@@ -220,7 +220,8 @@ async fn site_folder(context: Context, folder: &SiteDir, client: Option<&Client>
             format!("the service holds it to be in {}", site.path),
             format!("run `copal site mv {root}`"),
         ),
-        Some(Ok(site)) if is_unheard(&site) => Check::warning(
+        // One that was started this moment has not told the service yet.
+        Some(Ok(site)) if is_unheard(&site) && agent::running(folder, context.clock).is_none() => Check::warning(
             "site",
             format!("{} ({}); its agent was not started yet", site.name, site.id),
             "run `copal site start`",
