@@ -13,10 +13,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use copal_schemas::{BatchJobId, SessionId, SiteId, session::Updates};
+use copal_schemas::{
+    BatchJobId, JsonObject, SessionId, SiteId,
+    session::{JobUpdate, Updates},
+};
 use serde::{Deserialize, Serialize};
 
-use crate::site_dir::FileError;
+use crate::{ClientError, site_dir::FileError};
 
 /// What the ends of the files' names are.
 const SUFFIX: &str = "jsonl";
@@ -72,7 +75,8 @@ impl SpoolWriter {
     /// Adds one report and makes sure that it is on the disk.
     ///
     /// # Errors
-    /// When it can't be written; the report is not in the file then, and may be added again.
+    /// When it can't be written. It counts as not in the file then, and may be added again, with its batch key: what
+    /// there is of it, be it all, is cut off first. Until then a reader may find it.
     pub fn add(&mut self, batch: &Updates) -> Result<(), FileError> {
         self.write_line(batch).map_err(|source| FileError::Write { path: self.path.clone(), source })
     }
@@ -163,6 +167,14 @@ pub fn read(path: &Path) -> Result<Option<Spool>, FileError> {
     Ok(Some(Spool { header, batches }))
 }
 
+/// A report without all that the service could mind, for one that it does not take as it is.
+#[must_use]
+pub fn bare(update: &JobUpdate, why: &ClientError) -> JobUpdate {
+    let mut state_data = JsonObject::new();
+    state_data.insert("message".into(), format!("the service does not take the rest of this report: {why}").into());
+    JobUpdate { state_data, data: None, usage: None, ..update.clone() }
+}
+
 /// Deletes a spool file that is delivered; one that is gone already is no error.
 ///
 /// # Errors
@@ -176,7 +188,7 @@ pub fn remove(path: &Path) -> Result<(), FileError> {
 
 #[cfg(test)]
 mod tests {
-    use copal_schemas::{JobId, JobState, JsonObject, session::JobUpdate};
+    use copal_schemas::{JobId, JobState};
     use uuid::Uuid;
 
     use super::*;

@@ -11,10 +11,10 @@ use std::{
 
 use copal_client::{
     Client, ClientError,
-    spool::{SpoolHeader, SpoolWriter},
+    spool::{SpoolHeader, SpoolWriter, bare},
 };
 use copal_schemas::{
-    JobId, JobState, JsonObject, SessionId,
+    JobId, JobState, SessionId,
     problem::ErrorCode,
     session::{JobUpdate, Rejection, Release, Updates},
 };
@@ -451,13 +451,6 @@ impl Sender {
         warn!(updates = left, file, "the service is away; the agent delivers these results later");
         left
     }
-}
-
-/// An update without all that the service could mind.
-fn bare(update: &JobUpdate, why: &ClientError) -> JobUpdate {
-    let mut state_data = JsonObject::new();
-    state_data.insert("message".into(), format!("the service does not take the rest of this report: {why}").into());
-    JobUpdate { state_data, data: None, usage: None, ..update.clone() }
 }
 
 #[cfg(test)]

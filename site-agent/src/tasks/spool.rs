@@ -11,10 +11,10 @@ use std::{
 
 use copal_client::{ClientError, site_dir::FileError, spool};
 use copal_schemas::{
-    BatchJobId, JsonObject, SessionId,
+    BatchJobId, SessionId,
     batch_job::BatchJobState,
     problem::ErrorCode,
-    session::{JobUpdate, Updates},
+    session::Updates,
 };
 use tokio::sync::Mutex;
 use uuid::Uuid;
@@ -146,7 +146,7 @@ impl Deliverer {
 async fn send_in_parts(context: &Context, session: SessionId, batch: &Updates) -> Result<(), ClientError> {
     // The batch was not taken, and neither was its key.
     let anew = |updates| offer(context, session, Updates { batch_key: Uuid::new_v4(), updates, release: Vec::new() });
-    reports::deliver(batch.updates.clone(), anew, bare).await
+    reports::deliver(batch.updates.clone(), anew, spool::bare).await
 }
 
 async fn offer(context: &Context, session: SessionId, updates: Updates) -> Result<(), ClientError> {
@@ -155,13 +155,6 @@ async fn offer(context: &Context, session: SessionId, updates: Updates) -> Resul
         tracing::warn!(job.id = rejected.job_id.0, "a late report was refused: {}", rejected.detail);
     }
     Ok(())
-}
-
-/// A report without all that the service could mind.
-fn bare(update: &JobUpdate, why: &ClientError) -> JobUpdate {
-    let mut state_data = JsonObject::new();
-    state_data.insert("message".into(), format!("the service does not take the rest of this report: {why}").into());
-    JobUpdate { state_data, data: None, usage: None, ..update.clone() }
 }
 
 /// Whether the launcher that wrote a file is gone.
