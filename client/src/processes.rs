@@ -1,7 +1,10 @@
 //! The processes of this machine, as `/proc` shows them: who came of whom, since when, and what stood in their
 //! environment. What is done to them, and why, is the agent's and the launcher's.
 
-use std::{collections::HashMap, fs};
+use std::{
+    collections::{HashMap, HashSet},
+    fs,
+};
 
 /// One process, as `/proc/<pid>/stat` shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,19 +60,47 @@ pub fn start_ticks(pid: u32) -> Option<u64> {
 /// Those of `all` that are below `root`, without it. Parents come before their children.
 #[must_use]
 pub fn below(all: &[Process], root: i32) -> Vec<Process> {
-    let mut children: HashMap<i32, Vec<Process>> = HashMap::new();
-    for process in all {
-        children.entry(process.parent).or_default().push(*process);
+    Descent::of(all).below(root)
+}
+
+/// Who came of whom, for many questions about one look at all processes.
+#[derive(Debug, Default)]
+pub struct Descent {
+    children: HashMap<i32, Vec<Process>>,
+}
+
+impl Descent {
+    /// That of these processes.
+    #[must_use]
+    pub fn of(all: &[Process]) -> Self {
+        let mut children: HashMap<i32, Vec<Process>> = HashMap::new();
+        for process in all {
+            children.entry(process.parent).or_default().push(*process);
+        }
+        Self { children }
     }
-    let mut found = children.remove(&root).unwrap_or_default();
-    let mut next = 0;
-    while next < found.len() {
-        // Each list is taken once, so a parent loop in an inconsistent snapshot ends.
-        let mut more = children.remove(&found[next].pid).unwrap_or_default();
-        found.append(&mut more);
-        next += 1;
+
+    /// Who has this parent.
+    pub fn children(&self, parent: i32) -> impl Iterator<Item = &Process> {
+        self.children.get(&parent).into_iter().flatten()
     }
-    found
+
+    /// Those that are below `root`, without it. Parents come before their children.
+    #[must_use]
+    pub fn below(&self, root: i32) -> Vec<Process> {
+        // A parent loop in an inconsistent look ends.
+        let mut seen = HashSet::from([root]);
+        let mut found: Vec<Process> = Vec::new();
+        let mut parent = root;
+        for next in 0.. {
+            found.extend(self.children(parent).filter(|process| seen.insert(process.pid)));
+            match found.get(next) {
+                Some(process) => parent = process.pid,
+                None => break,
+            }
+        }
+        found
+    }
 }
 
 /// The value of a variable in a process's environment, as it was when the process was executed; `None` when it is not set,

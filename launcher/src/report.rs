@@ -401,29 +401,42 @@ impl Sender {
     fn split(&mut self, error: &ClientError) {
         let Some(batch) = self.sealed.pop_front() else { return };
         // The service is there. What comes in the place of the batch must not be sent beside it by whoever finds it in
-        // the spool.
+        // the spool; the others stay there.
         self.spooled = 0;
+        let was_spooled = self.file.is_some();
         self.discard_spool();
-        let Updates { mut updates, release, batch_key } = batch;
-        if updates.len() > 1 {
-            let second = updates.split_off(updates.len() / 2);
-            for updates in [second, updates] {
-                self.sealed.push_front(Updates { batch_key: Uuid::new_v4(), updates, release: Vec::new() });
-            }
-            return;
+        for part in self.parts(batch, error).into_iter().rev() {
+            self.sealed.push_front(part);
         }
-        let job = updates.first().map(|update| update.job_id.0);
+        if was_spooled {
+            self.write_spool();
+        }
+    }
+
+    /// What is sent in the place of a batch that was not understood.
+    fn parts(&mut self, batch: Updates, error: &ClientError) -> Vec<Updates> {
+        let Updates { mut updates, mut release, batch_key } = batch;
+        let anew = |updates, release| Updates { batch_key: Uuid::new_v4(), updates, release };
+        if !updates.is_empty() && !release.is_empty() {
+            return vec![anew(updates, Vec::new()), anew(Vec::new(), release)];
+        }
+        if updates.len() + release.len() > 1 {
+            let second = anew(updates.split_off(updates.len() / 2), release.split_off(release.len() / 2));
+            return vec![anew(updates, release), second];
+        }
         match updates.first() {
             Some(update) if self.bare != Some(batch_key) => {
+                let job = update.job_id.0;
                 warn!(job.id = job, error = %chain(error), "the service does not understand an update; sending it without details");
-                let key = Uuid::new_v4();
-                self.bare = Some(key);
-                let updates = vec![bare(update, error)];
-                self.sealed.push_front(Updates { batch_key: key, updates, release });
+                let alone = anew(vec![bare(update, error)], release);
+                self.bare = Some(alone.batch_key);
+                vec![alone]
             }
-            _ => {
-                error!(job.id = job, error = %chain(error), "the service does not understand an update; it is dropped");
-                self.delivered.send_modify(|delivered| *delivered += (updates.len() + release.len()) as u64);
+            first => {
+                let job = first.map(|update| update.job_id).or(release.first().map(|release| release.job_id));
+                error!(job.id = job.map(|id| id.0), error = %chain(error), "the service does not understand a report; it is dropped");
+                self.delivered.send_modify(|delivered| *delivered += 1);
+                Vec::new()
             }
         }
     }

@@ -173,12 +173,17 @@ pub async fn hear_signals(client: Client, id: SessionId, contact: Contact, heard
         let sent = Instant::now();
         match client.signals(id, wait.as_secs_f64()).await {
             Ok(signals) => {
+                // The launcher may have taken itself for cut off meanwhile.
+                let is_late = sent.elapsed() > wait + contact.held() / 10;
                 contact.mark(sent);
                 signals.held_sec.into_iter().for_each(|seconds| contact.hold(seconds));
                 wait = SIGNALS_WAIT.min(contact.held() / 10);
                 backoff.reset();
-                if std::mem::take(&mut is_away) {
+                let was_away = std::mem::take(&mut is_away);
+                if was_away {
                     info!("the service is back");
+                }
+                if was_away || is_late {
                     drop(heard.send(Heard::Back));
                 }
                 // What is to be cancelled is listed until that is reported: not a reason to ask in a loop.

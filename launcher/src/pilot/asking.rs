@@ -35,21 +35,28 @@ impl Asking {
     /// besides. What the two find together is more than there is room for only where much comes at once, and the rest
     /// is given back.
     fn may_ask(&mut self, now: Instant, is_empty: bool) -> Option<Kind> {
-        let only_a_part_waits = self.part == Some(Kind::Wait) && self.whole.is_none();
-        // Which Jobs a lost answer had can't be known while another is on its way.
-        let is_besides = only_a_part_waits && is_empty && !self.maybe_lost;
-        if self.is_under_way() && !is_besides {
-            return None;
-        }
-        if self.not_before.is_some_and(|at| now < at) {
+        if !self.has_turn(is_empty) || self.not_before.is_some_and(|at| now < at) {
             return None;
         }
         self.not_before = None;
         Some(self.kind)
     }
 
+    /// Whether what is under way leaves room for a question.
+    fn has_turn(&self, is_empty: bool) -> bool {
+        let only_a_part_waits = self.part == Some(Kind::Wait) && self.whole.is_none();
+        // Which Jobs a lost answer had can't be known while another is on its way.
+        !self.is_under_way() || (only_a_part_waits && is_empty && !self.maybe_lost)
+    }
+
     fn is_under_way(&self) -> bool {
         self.whole.is_some() || self.part.is_some()
+    }
+
+    /// Whether nobody knows for now if there is work: a question that is answered at once is under way, or the answer to
+    /// one may have been lost.
+    pub(super) fn is_in_the_dark(&self) -> bool {
+        self.maybe_lost || [self.whole, self.part].into_iter().flatten().any(|kind| kind != Kind::Wait)
     }
 
     fn slot(&mut self, is_whole: bool) -> &mut Option<Kind> {
@@ -75,8 +82,8 @@ impl Asking {
     }
 
     /// When there may be a question that is not sent before.
-    pub(super) fn next(&self) -> Option<Instant> {
-        self.not_before.filter(|_| !self.is_under_way())
+    pub(super) fn next(&self, is_empty: bool) -> Option<Instant> {
+        self.not_before.filter(|_| self.has_turn(is_empty))
     }
 
     /// Lets others have what they were offered before the next question.
@@ -142,12 +149,12 @@ mod tests {
         let at = now + Duration::from_secs(1);
         let mut asking = Asking { not_before: Some(at), ..Asking::default() };
         assert_eq!(asking.may_ask(now, true), None);
-        assert_eq!(asking.next(), Some(at));
+        assert_eq!(asking.next(true), Some(at));
         assert_eq!(asking.may_ask(at, true), Some(Kind::Fill));
-        assert_eq!(asking.next(), None);
+        assert_eq!(asking.next(true), None);
         // The answer to what is under way wakes the loop itself.
         let under_way = Asking { whole: Some(Kind::Fill), not_before: Some(now), ..Asking::default() };
-        assert_eq!(under_way.next(), None);
+        assert_eq!(under_way.next(true), None);
     }
 
     #[test]
@@ -156,6 +163,9 @@ mod tests {
         let waits = || Asking { part: Some(Kind::Wait), ..Asking::default() };
         assert_eq!(waits().may_ask(now, false), None);
         assert_eq!(waits().may_ask(now, true), Some(Kind::Fill));
+        // It wakes for that.
+        let stands_back = Asking { not_before: Some(now), ..waits() };
+        assert_eq!((stands_back.next(false), stands_back.next(true)), (None, Some(now)));
         for mut other in [
             Asking { whole: Some(Kind::Wait), ..waits() },
             Asking { part: Some(Kind::Fill), ..waits() },
@@ -168,6 +178,14 @@ mod tests {
         assert!(both.may_ask(now, true).is_some());
         assert_eq!(both.answered(false), (Kind::Wait, false));
         assert!(both.may_ask(now, false).is_some());
+    }
+
+    #[test]
+    fn only_who_waits_for_jobs_knows_that_there_are_none() {
+        let whole = |kind| Asking { whole: Some(kind), ..Asking::default() };
+        assert!(!Asking::default().is_in_the_dark() && !whole(Kind::Wait).is_in_the_dark());
+        assert!(whole(Kind::Fill).is_in_the_dark() && whole(Kind::Turn).is_in_the_dark());
+        assert!(Asking { maybe_lost: true, ..whole(Kind::Wait) }.is_in_the_dark());
     }
 
     #[test]

@@ -52,8 +52,10 @@ use doubts::Doubts;
 pub use setup::{exit_record, forget_earlier_exit, nodes_of, site_of};
 use signals::Signals;
 
-/// For which part of the time for which the service holds the Session the launcher goes on without it.
-const TRUST: f64 = 0.9;
+/// The part of the time for which the service holds the Session that is kept for killing its runs, at least and at most.
+const KILL_PART: (f64, f64) = (0.1, 0.5);
+/// How long it takes to be sure that runs are gone which were killed when their grace was over.
+const KILL_TIME: Duration = Duration::from_secs(2);
 /// How long a Job that was offered to others is left to them.
 const OFFER_GAP: Duration = Duration::from_millis(30);
 /// How often is looked at Jobs that wait for the next place, here and at workers.
@@ -457,13 +459,14 @@ impl Pilot {
         let cut_off = now >= self.fence_at();
         if cut_off && !self.is_cut_off && !self.book.is_empty() {
             error!("the service was not heard for nearly as long as it holds the Session; killing all runs");
-            self.book.kill_all(Cause::LeaseLost, self.settings.launcher.kill_grace_sec, &self.fleet);
+            let (_, grace_sec) = fence(self.contact.held(), self.settings.launcher.kill_grace_sec);
+            self.book.kill_all(Cause::LeaseLost, grace_sec, &self.fleet);
         }
         self.is_cut_off = cut_off;
     }
 
     fn fence_at(&self) -> Instant {
-        self.contact.last() + self.contact.held().mul_f64(TRUST).max(Duration::from_secs(1))
+        self.contact.last() + fence(self.contact.held(), self.settings.launcher.kill_grace_sec).0
     }
 
     /// Begins to stop: nothing new starts, what runs is ended.
@@ -514,5 +517,30 @@ impl Pilot {
         self.fleet.close(Duration::from_secs(3)).await;
         info!(runs, reason = reason.message, "launcher ends");
         exit_record(reason.exit, &reason.message, runs)
+    }
+}
+
+/// How long the launcher goes on without the service, where that holds the Session for so long; and the seconds that runs
+/// get to end then, so that they are gone before others may have their Jobs.
+fn fence(held: Duration, kill_grace_sec: f64) -> (Duration, f64) {
+    let (least, most) = (held.mul_f64(KILL_PART.0), held.mul_f64(KILL_PART.1));
+    let grace = Duration::try_from_secs_f64(kill_grace_sec).unwrap_or_default();
+    let kept = (grace + KILL_TIME).max(least).min(most);
+    (held - kept, grace.min(kept.saturating_sub(KILL_TIME).max(kept / 2)).as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_cut_off_is_killed_before_its_lease_is_over() {
+        let fence = |held, grace| fence(Duration::from_secs(held), grace);
+        // What is usual, a long grace, a short lease, and one that is shorter than the grace.
+        assert_eq!(fence(1_800, 5.0), (Duration::from_secs(1_620), 5.0));
+        assert_eq!(fence(300, 60.0), (Duration::from_secs(238), 60.0));
+        assert_eq!(fence(30, 5.0), (Duration::from_secs(23), 5.0));
+        assert_eq!(fence(8, 60.0), (Duration::from_secs(4), 2.0));
+        assert_eq!(fence(0, 5.0), (Duration::ZERO, 0.0));
     }
 }

@@ -19,9 +19,9 @@ impl Pilot {
 
     /// When the launcher has been idle for too long, if it is idle.
     pub(super) fn idle_end(&self) -> Option<Instant> {
-        // While the service is away nobody knows whether there is work, and that is no idleness, for as
+        // While the service is away or slow nobody knows whether there is work, and that is no idleness, for as
         // long as the Session can still be ours.
-        let is_in_the_dark = self.asking.maybe_lost && !self.is_cut_off;
+        let is_in_the_dark = self.asking.is_in_the_dark() && !self.is_cut_off;
         let is_idle = self.book.is_empty() && self.lease.is_some() && !is_in_the_dark;
         let idle = Duration::from_secs_f64(self.settings.launcher.idle_ttl_sec.clamp(0.0, 1e9));
         is_idle.then(|| self.last_busy + idle)
@@ -39,7 +39,7 @@ impl Pilot {
             times.push(self.idle_end());
             times.push(self.book.next_checkpoint(&self.deadline));
             if self.places() {
-                times.push(self.asking.next());
+                times.push(self.asking.next(self.book.is_empty()));
                 times.push(self.book.has_spare().then(|| self.book.last_recall + RECALL_PERIOD));
                 times.push(self.book.any_waits().then(|| self.book.next_late()));
             }

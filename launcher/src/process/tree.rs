@@ -6,14 +6,14 @@
 //! tells a variable in its environment ([`MARKER`]).
 
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     fs::{self, File},
     os::unix::fs::FileExt,
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use copal_client::processes::{self, Process, below, snapshot, variable};
+use copal_client::processes::{self, Descent, Process, below, snapshot, variable};
 use nix::{
     sys::{
         signal::{Signal, kill},
@@ -101,6 +101,28 @@ fn interrupt_those_of(pids: &[i32]) -> Vec<i32> {
     told.into_iter().map(|(pid, _)| pid).collect()
 }
 
+/// One look at all processes, which serves as many trees as there are: looking takes longer than all that is done with it.
+#[derive(Debug)]
+pub struct Look {
+    descent: Descent,
+    /// All below this process.
+    ours: Vec<Process>,
+    /// Of the children of this process, among which the orphans are.
+    markers: HashMap<i32, Option<String>>,
+}
+
+impl Look {
+    /// At the processes that there are now.
+    #[must_use]
+    pub fn now() -> Self {
+        let own = i32::try_from(std::process::id()).unwrap_or_default();
+        let descent = Descent::of(&snapshot());
+        let ours = descent.below(own);
+        let markers = descent.children(own).map(|process| (process.pid, marker(process.pid))).collect();
+        Self { descent, ours, markers }
+    }
+}
+
 /// A number that no process has.
 const NOBODY: i32 = -1;
 
@@ -155,49 +177,44 @@ impl Tree {
         let lives = |pid: i32| processes::find(pid).is_some_and(|process| !process.is_zombie);
         // What the system tells at once comes first. The environment of what has ended is empty.
         orphans.iter().any(|pid| group_of(*pid) == Some(self.leader) && lives(*pid))
-            || orphans.iter().any(|pid| self.is_own_orphan(*pid))
+            || orphans.iter().any(|pid| self.is_meant(marker(*pid).as_deref()))
             || (!orphans.is_empty() && in_group().any(|pid| orphans.contains(&pid)))
     }
 
     /// Those of its processes that live, without its leader. A process once seen in the tree stays in
     /// it, also when its parent is gone and it has cleared its environment.
-    pub fn members(&mut self) -> Vec<i32> {
-        self.members_of(&snapshot())
-    }
-
-    /// The same, where all processes are known.
-    fn members_of(&mut self, all: &[Process]) -> Vec<i32> {
-        let own = i32::try_from(std::process::id()).unwrap_or_default();
-        let ours = below(all, own);
+    pub fn members(&mut self, look: &Look) -> Vec<i32> {
         let in_group: HashSet<i32> = self.group.iter().flat_map(|group| group.pids()).collect();
-        let mut found: HashSet<i32> = below(all, self.leader).iter().map(|process| process.pid).collect();
+        let mut found: HashSet<i32> = look.descent.below(self.leader).iter().map(|process| process.pid).collect();
         let is_root = |process: &&Process| {
             process.pid != self.leader
                 && (process.group == self.leader
                     || self.known.contains(&process.pid)
                     || in_group.contains(&process.pid)
-                    || (process.parent == own && self.is_own_orphan(process.pid)))
+                    || look.markers.get(&process.pid).is_some_and(|marker| self.is_meant(marker.as_deref())))
         };
-        let roots: Vec<i32> = ours.iter().filter(is_root).map(|process| process.pid).collect();
+        let roots: Vec<i32> = look.ours.iter().filter(is_root).map(|process| process.pid).collect();
         for root in roots {
             found.insert(root);
-            found.extend(below(all, root).iter().map(|process| process.pid));
+            found.extend(look.descent.below(root).iter().map(|process| process.pid));
         }
         self.known = found;
         let lives = |process: &&Process| !process.is_zombie && self.known.contains(&process.pid);
-        ours.iter().filter(lives).map(|process| process.pid).collect()
+        look.ours.iter().filter(lives).map(|process| process.pid).collect()
     }
 
-    fn is_own_orphan(&self, pid: i32) -> bool {
-        match marker(pid) {
-            Some(marker) => marker == self.marker,
+    /// Whether an orphan with this marker is one of this tree.
+    fn is_meant(&self, marker: Option<&str>) -> bool {
+        match marker {
+            // A tree of one orphan has no marker.
+            Some(marker) => marker == self.marker && !marker.is_empty(),
             None => self.takes_unmarked,
         }
     }
 
     /// Sends a signal to the process group and to every other process of the tree.
-    pub fn signal(&mut self, signal: Signal) {
-        let members = self.members();
+    pub fn signal(&mut self, look: &Look, signal: Signal) {
+        let members = self.members(look);
         let _ = nix::sys::signal::killpg(Pid::from_raw(self.leader), signal);
         for pid in members {
             // The group got it already; twice would end a program that counts signals.
@@ -215,7 +232,7 @@ impl Tree {
         // Once it was done there is no time for it any more.
         let mut interrupt_at = Some(kill_at.checked_sub(LAUNCH_PATIENCE).unwrap_or(kill_at));
         loop {
-            let members = self.members();
+            let members = self.members(&Look::now());
             reap_zombies(&self.known);
             let now = Instant::now();
             if interrupt_at.is_some_and(|time| now >= time) {
@@ -243,13 +260,9 @@ impl Tree {
 
 /// Has what started ranks on other nodes in these trees kill these, [`LAUNCH_PATIENCE`] before it is killed itself: in
 /// all of them at once, however many there are.
-pub fn interrupt(trees: &mut [Tree]) {
-    if trees.is_empty() {
-        return;
-    }
-    let all = snapshot();
+pub fn interrupt(trees: &mut [Tree], look: &Look) {
     let mut pids: Vec<i32> = trees.iter().map(|tree| tree.leader).collect();
-    trees.iter_mut().for_each(|tree| pids.extend(tree.members_of(&all)));
+    trees.iter_mut().for_each(|tree| pids.extend(tree.members(look)));
     interrupt_those_of(&pids);
 }
 

@@ -12,7 +12,7 @@ use super::table::{Blow, Shared, seconds, signal_group};
 use crate::{
     process::{
         group::Group,
-        tree::{self, Tree},
+        tree::{self, Look, Tree},
     },
     protocol::{Cause, RunId},
 };
@@ -26,20 +26,21 @@ pub(super) fn watch(shared: &Shared) {
         // Interrupting takes a while, which nobody's TERM or KILL must wait for.
         let (interruptions, strikes): (Vec<_>, Vec<_>) =
             wait_for_blows(shared).into_iter().partition(|strike| strike.signal == Signal::SIGINT);
+        let look = Look::now();
         for Strike { run, leader, group, signal } in strikes {
             info!(run = run.0, signal = signal.as_str(), "ending a run");
             if let (Some(group), Signal::SIGKILL) = (&group, signal) {
                 group.kill();
             }
             let mut tree = Tree::new(leader, shared.marker(run)).with_group(group);
-            tree.signal(signal);
+            tree.signal(&look, signal);
             if signal == Signal::SIGTERM {
                 // A stopped process would sleep through it.
-                tree.signal(Signal::SIGCONT);
+                tree.signal(&look, Signal::SIGCONT);
             }
         }
         let tree = |Strike { run, leader, group, .. }| Tree::new(leader, shared.marker(run)).with_group(group);
-        tree::interrupt(&mut interruptions.into_iter().map(tree).collect::<Vec<_>>());
+        tree::interrupt(&mut interruptions.into_iter().map(tree).collect::<Vec<_>>(), &look);
     }
 }
 
