@@ -74,7 +74,7 @@ pub struct Config {
     /// Seconds that a Session lives after its last heartbeat.
     #[arg(long, env = "COPAL_LEASE_SEC", default_value = "300", value_parser = seconds, value_name = "SEC", global = true)]
     pub lease: Duration,
-    /// Seconds that a silent Session is held while the scheduler says that its BatchJob runs.
+    /// Seconds that a silent Session is held while the scheduler says that its BatchJob runs, until that has really ended.
     #[arg(long, env = "COPAL_LEASE_HOLD_SEC", default_value = "1800", value_parser = seconds, value_name = "SEC", global = true)]
     pub lease_hold: Duration,
     /// Seconds between two looks for lapsed Sessions.

@@ -126,7 +126,8 @@ impl KeyRing {
     }
 
     /// The same for a call on a Session. A launcher that was cut off when its BatchJob ended must hear that it has no
-    /// Session any more: for want of a credential alone it would let its runs go on.
+    /// Session any more: for want of a credential alone it would let its runs go on. One that has lost no more than its
+    /// credential must not hear that, since it would throw its results away.
     ///
     /// # Errors
     /// As [`KeyRing::verify`]; `session_ended` for a launcher whose BatchJob is over.
@@ -145,11 +146,11 @@ impl KeyRing {
         let claims = decode::<Claims>(token, &key, &rules).map_err(|_| refused())?.claims;
         let login = LoginId(claims.login);
         if self.has_revoked(login) {
-            return Err(match claims.batch_job {
-                Some(id) => {
+            return Err(match claims.batch_job.map(BatchJobId) {
+                Some(id) if db::batch_jobs::is_over(pool, UserId(claims.sub), id).await? => {
                     ApiError::new(ErrorCode::SessionEnded, format!("BatchJob {id} is over; its launcher must end"))
                 }
-                None => refused(),
+                _ => refused(),
             });
         }
         let bound = match (claims.site.map(SiteId), claims.batch_job.map(BatchJobId)) {

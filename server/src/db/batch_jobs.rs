@@ -3,15 +3,16 @@
 use std::collections::{BTreeMap, HashMap};
 
 use copal_schemas::{
-    BatchJobId, SiteId, StringMap, Timestamp,
+    BatchJobId, SiteId, StringMap, Timestamp, UserId,
     batch_job::{BatchJob, BatchJobCreate, BatchJobPatchItem, BatchJobState},
     limits::Limits,
     page::Page,
     settings::QueueLimits,
     site::SiteDetails,
 };
-use sqlx::{PgConnection, postgres::PgRow, prelude::FromRow, types::Json};
+use sqlx::{PgConnection, PgPool, postgres::PgRow, prelude::FromRow, types::Json};
 
+use super::sessions::Lease;
 use crate::{
     error::{ApiError, ApiResult, OnConstraint as _},
     extract::{CurrentUser, Paging},
@@ -318,12 +319,13 @@ pub async fn update_many(
     Ok(Updated { batch_jobs, finished })
 }
 
-/// Deletes a BatchJob and tells its Site. Its Jobs and Sessions live on without it.
+/// Deletes a BatchJob and tells its Site. Its Jobs live on without it, and its Sessions for as long as if it stayed.
 ///
 /// # Errors
 /// 404.
-pub async fn delete(tx: &mut PgConnection, user: &CurrentUser, id: BatchJobId) -> ApiResult<SiteId> {
+pub async fn delete(tx: &mut PgConnection, user: &CurrentUser, id: BatchJobId, lease: Lease) -> ApiResult<SiteId> {
     let site = lock(tx, user, id).await?.site_id;
+    super::sessions::outlive_batch_job(tx, id, lease).await?;
     super::logins::revoke_of_batch_jobs(tx, &[id]).await?;
     sqlx::query("delete from batch_jobs where id = $1").bind(id).execute(tx).await?;
     Ok(site)
@@ -345,6 +347,16 @@ pub async fn lock(tx: &mut PgConnection, user: &CurrentUser, id: BatchJobId) -> 
     .fetch_optional(tx)
     .await?;
     row.map(|row| row.0).ok_or_else(|| no_batch_job(id))
+}
+
+/// Whether a BatchJob has ended, or can never begin. One that is not there is not known to be.
+///
+/// # Errors
+/// The database's.
+pub async fn is_over(pool: &PgPool, owner: UserId, id: BatchJobId) -> ApiResult<bool> {
+    const SQL: &str = "select exists (select from batch_jobs where id = $1 and owner_id = $2 \
+         and state in ('finished', 'submit_failed'))";
+    Ok(sqlx::query_scalar(SQL).bind(id).bind(owner).fetch_one(pool).await?)
 }
 
 /// The 404 of a BatchJob.

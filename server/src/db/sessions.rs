@@ -282,7 +282,9 @@ async fn skip_downtime(conn: &mut PgConnection, pause: Duration) -> ApiResult<Op
     if gap <= pause {
         return Ok(None);
     }
-    const SHIFT: &str = "update sessions set alive_at = least(alive_at + make_interval(secs => $1), clock_timestamp())";
+    // Never back: one whose BatchJob's record was deleted is alive until later than now.
+    const SHIFT: &str = "update sessions set \
+         alive_at = greatest(alive_at, least(alive_at + make_interval(secs => $1), clock_timestamp()))";
     sqlx::query(SHIFT).bind(gap_sec).execute(conn).await?;
     Ok(Some(gap))
 }

@@ -159,9 +159,7 @@ pub(crate) async fn delete_batch_job(
     id: PathId<BatchJobId>,
 ) -> ApiResult<HttpResponse> {
     db::transact(&shared.pool, async |tx| {
-        db::batch_jobs::lock(tx, &user, id.0).await?;
-        db::sessions::outlive_batch_job(tx, id.0, shared.config.leases()).await?;
-        let site = db::batch_jobs::delete(tx, &user, id.0).await?;
+        let site = db::batch_jobs::delete(tx, &user, id.0, shared.config.leases()).await?;
         db::jobs::forget_batch_job(tx, id.0).await?;
         feed::batch_job_deleted(tx, user.id, site, id.0).await
     })

@@ -1,7 +1,7 @@
 //! What keeps a Job from running twice at the same time: how long a silent Session is held and that its holder knows it,
 //! credentials and BatchJobs that end before their launcher, and Jobs that their owner takes away while they run.
 
-use copal_tests::{LIMIT, Settings, World, id, wait_for};
+use copal_tests::{Api, LIMIT, Settings, World, id, wait_for};
 use serde_json::{Value, json};
 
 /// Silent Sessions end within a test, those of BatchJobs that may run later.
@@ -69,17 +69,18 @@ async fn pitfall_104_a_silent_session_is_held_while_its_batch_job_is_being_ended
     }
 }
 
-#[tokio::test]
-async fn pitfall_104_a_launcher_that_comes_back_after_its_batch_job_hears_that_its_session_ended() {
-    let world = World::new().await;
-    let user = &world.user;
-    let batch_job = user.batch_job(world.site, &json!({})).await;
-    let secret = user.post(&format!("/batch-jobs/{batch_job}/launcher-secret"), &json!({})).await.created();
+/// A BatchJob, and its launcher with a login of its own and a Session.
+async fn launched(world: &World) -> (i64, Api, i64) {
+    let batch_job = world.user.batch_job(world.site, &json!({})).await;
+    let secret = world.user.post(&format!("/batch-jobs/{batch_job}/launcher-secret"), &json!({})).await.created();
     let form = [("secret", secret["secret"].as_str().unwrap())];
     let tokens = world.service.api().post_form("/auth/launcher", &form).await.ok();
     let launcher = world.service.api().with_token(tokens["access_token"].as_str().unwrap());
     let session = launcher.session(world.site, Some(batch_job)).await;
-    user.put(&format!("/batch-jobs/{batch_job}"), &json!({"state": "finished"})).await.ok();
+    (batch_job, launcher, session)
+}
+
+async fn wait_until_refused(launcher: &Api) {
     wait_for("the credential to be refused", LIMIT, || async {
         match launcher.get("/auth/password/me").await.status {
             401 => Ok(()),
@@ -87,6 +88,36 @@ async fn pitfall_104_a_launcher_that_comes_back_after_its_batch_job_hears_that_i
         }
     })
     .await;
+}
+
+/// Only the end of a BatchJob is a reason to kill what runs and to forget what it came to.
+#[tokio::test]
+async fn a_launcher_whose_credential_was_taken_away_does_not_hear_that_its_session_ended() {
+    let world = World::new().await;
+    let user = &world.user;
+    let (_, without_login, first) = launched(&world).await;
+    for login in user.list("/auth/logins/").await {
+        if login["batch_job_id"].is_i64() {
+            user.delete(&format!("/auth/logins/{}", id(&login))).await.deleted();
+        }
+    }
+    let (batch_job, without_record, second) = launched(&world).await;
+    user.delete(&format!("/batch-jobs/{batch_job}")).await.deleted();
+    for (launcher, session) in [(without_login, first), (without_record, second)] {
+        wait_until_refused(&launcher).await;
+        let answer = launcher.get(&format!("/sessions/{session}/signals")).await;
+        assert_eq!(answer.refused(401)["code"], "unauthenticated");
+        assert!(user.ids("/sessions/").await.contains(&session));
+    }
+}
+
+#[tokio::test]
+async fn pitfall_104_a_launcher_that_comes_back_after_its_batch_job_hears_that_its_session_ended() {
+    let world = World::new().await;
+    let user = &world.user;
+    let (batch_job, launcher, session) = launched(&world).await;
+    user.put(&format!("/batch-jobs/{batch_job}"), &json!({"state": "finished"})).await.ok();
+    wait_until_refused(&launcher).await;
     // To be refused for want of a credential would be a reason to let the runs go on.
     let updates = json!({"batch_key": uuid::Uuid::new_v4(), "updates": []});
     for answer in [
