@@ -80,12 +80,18 @@ impl OnTerminal {
         });
     }
 
-    /// A line that the program reads without showing it; before it does so the terminal itself would show it.
-    pub(crate) fn type_secret(&mut self, line: &str) {
+    /// Waits until the terminal itself does not show what is typed: the program reads it.
+    #[track_caller]
+    pub(crate) fn wait_read(&self) {
         wait_blocking("the terminal to show nothing that is typed", LIMIT, || {
             let flags = tcgetattr(&self.terminal).unwrap().local_flags;
             if flags.contains(LocalFlags::ECHO) { Err(self.shown()) } else { Ok(()) }
         });
+    }
+
+    /// A line that the program reads without showing it.
+    pub(crate) fn type_secret(&mut self, line: &str) {
+        self.wait_read();
         self.type_line(line);
     }
 

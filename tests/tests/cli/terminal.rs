@@ -151,6 +151,8 @@ async fn ctrl_c_at_a_question_gives_the_terminal_back() {
     for (arguments, question) in [(&create[..], "? "), (&login[..], "Password: "), (&login[..1], "Username: ")] {
         let mut command = OnTerminal::start(desk.copal_bare(arguments));
         command.wait_shown(question);
+        // Between the question and the first look at the keyboard it may go either way.
+        command.wait_read();
         // The letter that a terminal makes a signal of, unless the program reads letters itself; and the signal.
         if question == "? " {
             command.type_letter('\u{3}');

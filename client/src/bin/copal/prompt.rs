@@ -79,10 +79,11 @@ impl Terminal {
 
 /// Best effort: there is nobody to tell.
 fn restore(before: Option<&Termios>) {
+    let _ = io::stderr().write_all(b"\x1b[?25h\n");
+    // Last, and the end comes right behind it: a question that is about to be read would change it again.
     if let Some(before) = before {
         let _ = tcsetattr(io::stdin(), SetArg::TCSANOW, before);
     }
-    let _ = io::stderr().write_all(b"\x1b[?25h\n");
 }
 
 /// The user's name: the option, else asked for.
