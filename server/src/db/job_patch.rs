@@ -50,7 +50,9 @@ pub async fn update_many(conn: &mut PgConnection, scope: Scope, mut items: Vec<J
         return Err(ApiError::conflict(format!("Job {} is named twice in this call", doubled.id)));
     }
     let patches: Vec<(JobId, &JobPatch)> = items.iter().map(|item| (item.id, &item.patch)).collect();
-    apply(conn, scope, &patches, |index, field| vec!["body".into(), index.into(), field.into()]).await
+    let ids: Vec<JobId> = items.iter().map(|item| item.id).collect();
+    let moves = Moves::lock(&mut *conn, Which::Owned(scope, &ids)).await?;
+    apply(conn, scope, moves, &patches, |index, field| vec!["body".into(), index.into(), field.into()]).await
 }
 
 /// Updates one Job.
@@ -59,7 +61,8 @@ pub async fn update_many(conn: &mut PgConnection, scope: Scope, mut items: Vec<J
 /// 400 for an unknown id, 422 with the field for bad values.
 pub async fn update_one(conn: &mut PgConnection, scope: Scope, id: JobId, mut patch: JobPatch) -> ApiResult<i64> {
     check_single(&mut patch)?;
-    apply(conn, scope, &[(id, &patch)], |_, field| vec!["body".into(), field.into()]).await
+    let moves = Moves::lock(&mut *conn, Which::Owned(scope, &[id])).await?;
+    apply(conn, scope, moves, &[(id, &patch)], |_, field| vec!["body".into(), field.into()]).await
 }
 
 /// Updates all Jobs that match in the same way. Gives their number.
@@ -81,10 +84,11 @@ pub async fn update_matching(
             format!("more than {MAX_BULK} Jobs match; narrow the filter and update them in parts"),
         ));
     }
-    Locked::take(&mut *conn, Which::Owned(scope, &ids)).await?;
+    let locked = Locked::take(&mut *conn, Which::Owned(scope, &ids)).await?;
     let ids = filter.still(&mut *conn, scope, ids).await?;
+    let moves = Moves::read(&mut *conn, locked).await?;
     let patches: Vec<(JobId, &JobPatch)> = ids.iter().map(|id| (*id, &patch)).collect();
-    apply(conn, scope, &patches, |_, field| vec!["body".into(), field.into()]).await
+    apply(conn, scope, moves, &patches, |_, field| vec!["body".into(), field.into()]).await
 }
 
 fn check_single(patch: &mut JobPatch) -> ApiResult<()> {
@@ -99,20 +103,18 @@ fn check_single(patch: &mut JobPatch) -> ApiResult<()> {
     Err(ApiError::invalid(errors))
 }
 
+/// Updates Jobs, all of which must be among those that are locked.
 async fn apply(
     conn: &mut PgConnection,
     scope: Scope,
+    mut moves: Moves,
     patches: &[(JobId, &JobPatch)],
     place: impl Fn(usize, &str) -> Vec<Value>,
 ) -> ApiResult<i64> {
     if patches.is_empty() {
         return Ok(0);
     }
-    let ids: Vec<JobId> = patches.iter().map(|(id, _)| *id).collect();
-    let mut moves = Moves::lock(&mut *conn, Which::Owned(scope, &ids)).await?;
-    if moves.len() < ids.len() {
-        let unknown = ids.iter().find(|id| moves.get_mut(**id).is_none());
-        let unknown = unknown.map_or_else(String::new, JobId::to_string);
+    if let Some((unknown, _)) = patches.iter().find(|(id, _)| moves.get_mut(*id).is_none()) {
         return Err(ApiError::conflict(format!("Job {unknown} does not exist, or is not yours; nothing was changed")));
     }
     check_batch_jobs(&mut *conn, scope, patches).await?;

@@ -50,7 +50,8 @@ pub async fn report(
             Some((now, job))
                 if job.row.session_id == Some(session) && job.is_taken_away() && update.state != JobState::Running =>
             {
-                job.lose_session(now);
+                let state = update.state;
+                job.end_taken_away(now, state, ask_of(update));
                 Ok(())
             }
             Some((now, job)) if job.row.session_id == Some(session) => {
@@ -98,16 +99,15 @@ fn release<'a>(moves: &mut Moves, session: SessionId, releases: &'a [Release]) -
 
 fn take(now: copal_schemas::Timestamp, job: &mut Moving, update: JobUpdate) -> Result<(), (Rejection, String)> {
     let actor = actor_of(job.row.state, update.state);
-    let ask = Ask {
-        at: update.state_timestamp,
-        data: update.state_data,
-        return_code: update.return_code,
-        usage: update.usage,
-    };
-    job.ask(now, actor, update.state, ask).map_err(|illegal| {
+    let state = update.state;
+    job.ask(now, actor, state, ask_of(update)).map_err(|illegal| {
         let detail = format!("Job {} is {}; it can't become {} from there", job.row.id, illegal.from, illegal.to);
         (Rejection::IllegalTransition, detail)
     })
+}
+
+fn ask_of(update: JobUpdate) -> Ask {
+    Ask { at: update.state_timestamp, data: update.state_data, return_code: update.return_code, usage: update.usage }
 }
 
 /// A Session may be a launcher's or an agent's: whoever of them may make the step makes it.

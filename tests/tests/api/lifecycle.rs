@@ -142,6 +142,47 @@ async fn every_run_is_kept_with_what_it_used() {
     assert_eq!((&attempts[1]["number"], &attempts[1]["state"]), (&json!(2), &json!("RUN_DONE")));
 }
 
+/// A run that its owner took away counts as one, and what it came to is told once its launcher has killed it.
+#[tokio::test]
+async fn what_a_run_used_that_its_owner_took_away_is_kept() {
+    let world = World::new().await;
+    let user = &world.user;
+    let usage = json!({"start": "2026-11-30T10:00:00", "end": "2026-11-30T10:00:05", "signal": "SIGKILL",
+        "peak_memory_bytes": 1_234_567, "cpu_sec": 4.5, "nodes": ["n1"], "gpus": ["0"]});
+    let attempts = |job: i64| async move {
+        let rows = user.get(&format!("/jobs/{job}/attempts")).await.ok();
+        rows.as_array().unwrap().clone()
+    };
+    for way in ["RESTART_READY", "FAILED"] {
+        let job = job_of(&world, &json!({}), &json!({})).await;
+        let (told, silent) = (world.session().await, world.session().await);
+        user.acquire(told, &json!({})).await;
+        user.report(told, job, &["RUNNING"]).await;
+        user.set_state(job, way).await;
+        assert_eq!(attempts(job).await, [Value::Null; 0], "{way}: it still runs");
+        let end = json!({"job_id": job, "state": "RUN_ERROR", "return_code": 137, "usage": usage});
+        assert_eq!(user.update(told, &[end]).await, json!({"accepted": 1, "rejected": []}));
+        let first = copal_tests::world::with(
+            json!({"number": 1, "batch_job_id": null, "state": "RUN_ERROR", "return_code": 137}),
+            &usage,
+        );
+        assert_eq!(attempts(job).await, [first], "{way}");
+        assert_eq!(user.state(job).await, way);
+        // Of the next one its launcher tells nothing any more.
+        user.set_state(job, "RESTART_READY").await;
+        user.acquire(silent, &json!({})).await;
+        user.report(silent, job, &["RUNNING"]).await;
+        user.set_state(job, way).await;
+        user.delete(&format!("/sessions/{silent}")).await.deleted();
+        let rows = attempts(job).await;
+        assert_eq!(rows.len(), 2, "{way}: {rows:?}");
+        assert_eq!((&rows[1]["number"], &rows[1]["state"]), (&json!(2), &json!("RUN_TIMEOUT")), "{way}");
+        assert_eq!((&rows[1]["return_code"], &rows[1]["cpu_sec"]), (&Value::Null, &Value::Null), "{way}");
+        assert_eq!(user.state(job).await, way);
+        user.set_state(job, "JOB_FINISHED").await;
+    }
+}
+
 #[tokio::test]
 async fn parameters_of_a_copal_app_are_checked_when_a_job_is_made() {
     let world = World::new().await;

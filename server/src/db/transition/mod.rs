@@ -150,18 +150,6 @@ impl Moves {
         Ok(Self { now, jobs })
     }
 
-    /// How many Jobs are locked.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.jobs.len()
-    }
-
-    /// Whether there is none.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.jobs.is_empty()
-    }
-
     /// The locked Jobs in the order of their ids.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (Timestamp, &mut Moving)> {
         let now = self.now;

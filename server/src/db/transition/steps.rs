@@ -170,15 +170,9 @@ impl Moving {
         let runs_at = self.row.session_id.filter(|_| is_taken_away);
         let steps = job_state::settle(from, to, &self.facts());
         let at = ask.at.unwrap_or(now);
-        if ends_run && (is_end_of_run || to == JobState::Failed) {
-            self.attempts.push(NewAttempt {
-                number: self.row.num_attempts,
-                state: to,
-                return_code: ask.return_code,
-                started_at: self.row.started_at,
-                ended_at: at,
-                usage: ask.usage.unwrap_or_default(),
-            });
+        // What goes on at its launcher has not ended: `end_taken_away` tells of it.
+        if ends_run && runs_at.is_none() && (is_end_of_run || to == JobState::Failed) {
+            self.record_attempt(to, at, ask.return_code, ask.usage);
         }
         let mut data = Some(data);
         for (index, step) in steps.into_iter().enumerate() {
@@ -201,9 +195,30 @@ impl Moving {
         Ok(())
     }
 
+    fn record_attempt(&mut self, state: JobState, ended_at: Timestamp, return_code: Option<i32>, usage: Option<Usage>) {
+        self.attempts.push(NewAttempt {
+            number: self.row.num_attempts,
+            state,
+            return_code,
+            started_at: self.row.started_at,
+            ended_at,
+            usage: usage.unwrap_or_default(),
+        });
+    }
+
+    /// Frees a Job that was taken away, whose run ended in `state`. That makes an attempt and moves the Job nowhere: its
+    /// owner has decided what becomes of it.
+    pub fn end_taken_away(&mut self, now: Timestamp, state: JobState, ask: Ask) {
+        self.record_attempt(state, ask.at.unwrap_or(now), ask.return_code, ask.usage);
+        self.let_go();
+    }
+
     /// Frees a Job whose Session ended; one that was RUNNING timed out.
     pub fn lose_session(&mut self, now: Timestamp) {
-        self.touched = true;
+        if self.is_taken_away() {
+            // Nobody will tell how its run ended.
+            self.end_taken_away(now, JobState::RunTimeout, Ask::default());
+        }
         if self.row.state == JobState::Running {
             let data = object(json!({
                 "message": "Session expired: job was stuck in RUNNING state",
@@ -212,6 +227,11 @@ impl Moving {
             // The table lets the server make this step.
             let _ = self.ask(now, Actor::Server, JobState::RunTimeout, Ask { data, ..Ask::default() });
         }
+        self.let_go();
+    }
+
+    fn let_go(&mut self) {
+        self.touched = true;
         self.row.session_id = None;
         self.row.cancel_requested = false;
     }
