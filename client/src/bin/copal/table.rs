@@ -7,6 +7,7 @@ use std::borrow::Cow;
 use comfy_table::{Attribute, Cell, Color, ColumnConstraint, ContentArrangement, Row, Width, presets};
 use copal_client::app_file::quote;
 use copal_schemas::{JobState, StringMap, batch_job::BatchJobState};
+use unicode_width::UnicodeWidthStr as _;
 
 use crate::{commands::Verdict, output::harmless};
 
@@ -100,7 +101,7 @@ impl Table {
     /// The columns that each needs at least, so that they can be read beside each other; `None` where they can't.
     fn least_widths(&self, width: u16) -> Option<Vec<u16>> {
         let longest_word = |cell: &Cell| {
-            let longest = cell.content().split_whitespace().map(|word| word.chars().count()).max().unwrap_or(0);
+            let longest = cell.content().split_whitespace().map(|word| word.width()).max().unwrap_or(0);
             u16::try_from(longest).unwrap_or(u16::MAX)
         };
         let mut longest: Vec<u16> = Vec::new();
@@ -202,7 +203,7 @@ pub(crate) fn at_both_widths(table: impl Fn() -> Table) -> String {
     let mut text = String::new();
     for width in [80, 160] {
         let shown = anstream::adapter::strip_str(&table().render(Some(width))).to_string();
-        assert!(shown.lines().all(|line| line.chars().count() <= usize::from(width)), "{shown}");
+        assert!(shown.lines().all(|line| line.width() <= usize::from(width)), "{shown}");
         text.push_str(&format!("--- {width} columns\n{shown}"));
     }
     text
@@ -273,6 +274,13 @@ mod tests {
                                   s/ann/site/data/ru
                                   n
         ");
+    }
+
+    #[test]
+    fn letters_of_two_columns_are_counted_so() {
+        let mut table = Table::new(["NAME", "PATH"]);
+        table.row([cell("計算機科学研究所"), cell("/lus/eagle/projects/ann/site/data/run")]);
+        assert_eq!(table.least_widths(40), Some(vec![16, PART_OF_WORD]));
     }
 
     #[test]
