@@ -14,7 +14,7 @@ use copal_client::{
     agent_status::{AgentPid, AgentPresence, AgentStatus, SettingsNote},
     processes::start_ticks,
 };
-use copal_schemas::settings::Settings;
+use copal_schemas::{Timestamp, settings::Settings};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -87,9 +87,7 @@ pub(super) async fn start(context: Context, folder: &Folder) -> Result<()> {
 
 /// Where the agent is, unless another machine has it.
 fn presence(site: &SiteDir, clock: Clock) -> Result<AgentPresence> {
-    match AgentPid::presence(site) {
-        // One that gives no sign of life is gone with its machine.
-        AgentPresence::Elsewhere(holder) if !is_fresh(site, &holder, clock) => Ok(AgentPresence::Stopped),
+    match living(site, clock) {
         AgentPresence::Elsewhere(holder) => Err(Failure::new(format!(
             "the agent of {} runs on {} (pid {})",
             site.root().display(),
@@ -292,14 +290,29 @@ fn unwritable(path: &std::path::Path, error: &io::Error) -> Failure {
     Failure::new(format!("can't write {}: {error}", path.display())).hint("check who owns the Site's folder")
 }
 
+/// Where the Site's agent is.
+fn living(site: &SiteDir, clock: Clock) -> AgentPresence {
+    match AgentPid::presence(site) {
+        // One that gives no sign of life is gone with its machine.
+        AgentPresence::Elsewhere(holder) if !is_fresh(site, &holder, clock) => AgentPresence::Stopped,
+        presence => presence,
+    }
+}
+
 /// Where the agent that holds the Site runs: `pid 12` or `pid 12 on login2`; `None` when none does.
 pub(super) fn running(site: &SiteDir, clock: Clock) -> Option<String> {
-    match AgentPid::presence(site) {
+    match living(site, clock) {
         AgentPresence::Here(holder) => Some(format!("pid {}", holder.pid)),
-        AgentPresence::Elsewhere(holder) if is_fresh(site, &holder, clock) => {
-            Some(format!("pid {} on {}", holder.pid, holder.host))
-        }
-        AgentPresence::Elsewhere(_) | AgentPresence::Stopped => None,
+        AgentPresence::Elsewhere(holder) => Some(format!("pid {} on {}", holder.pid, holder.host)),
+        AgentPresence::Stopped => None,
+    }
+}
+
+/// Since when an agent holds the Site; `None` when none does.
+pub(super) fn running_since(site: &SiteDir, clock: Clock) -> Option<Timestamp> {
+    match living(site, clock) {
+        AgentPresence::Here(holder) | AgentPresence::Elsewhere(holder) => Some(holder.started),
+        AgentPresence::Stopped => None,
     }
 }
 

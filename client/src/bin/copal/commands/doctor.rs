@@ -5,8 +5,10 @@ use std::{env, fs, path::Path, process::Stdio, time::Duration};
 use chrono::TimeDelta;
 use copal_client::{Client, Credentials, SiteDir, api::ServiceInfo, credentials::copal_home};
 use copal_schemas::{
+    Timestamp,
     problem::ErrorCode,
     settings::{SchedulerKind, Settings},
+    site::Site,
 };
 use nix::sys::statvfs::statvfs;
 use serde::Serialize;
@@ -15,9 +17,9 @@ use super::agent;
 use crate::{
     context::Context,
     failure::{Failure, Result, one_line},
-    human::{count, size, span},
+    human::{Clock, count, size, span},
     interrupt::hearing,
-    sites::{is_active, is_unheard},
+    sites::{ACTIVE_MIN, is_active, is_unheard},
     table::{Table, cell, verdict},
 };
 
@@ -220,26 +222,38 @@ async fn site_folder(context: Context, folder: &SiteDir, client: Option<&Client>
             format!("the service holds it to be in {}", site.path),
             format!("run `copal site mv {root}`"),
         ),
-        // One that was started this moment has not told the service yet.
-        Some(Ok(site)) if is_unheard(&site) && agent::running(folder, context.clock).is_none() => Check::warning(
-            "site",
-            format!("{} ({}); its agent was not started yet", site.name, site.id),
-            "run `copal site start`",
-        ),
-        Some(Ok(site)) if !is_active(&site, context.clock.now) => Check::warning(
-            "site",
-            format!(
-                "{} ({}); its agent was last heard of {}",
-                site.name,
-                site.id,
-                context.clock.ago(site.last_refresh)
-            ),
-            "run `copal site start`, and see `copal site status`",
-        ),
-        Some(Ok(site)) => Check::ok("site", format!("{} ({}), agent active", site.name, site.id)),
+        Some(Ok(site)) => site_agent(&site, agent::running_since(folder, context.clock), context.clock),
     });
     checks.push(files(folder).await);
     checks.push(scheduler(&settings).await);
+}
+
+/// How the agent of a Site fares that runs since then, or does not run.
+fn site_agent(site: &Site, since: Option<Timestamp>, clock: Clock) -> Check {
+    let named = format!("{} ({})", site.name, site.id);
+    let heard = || clock.ago(site.last_refresh);
+    match since {
+        _ if is_active(site, clock.now) && !is_unheard(site) => Check::ok("site", format!("{named}, agent active")),
+        Some(since) if (clock.now - since).num_minutes() < ACTIVE_MIN => {
+            Check::ok("site", format!("{named}; its agent was started and has not reported yet"))
+        }
+        Some(_) if is_unheard(site) => {
+            Check::warning("site", format!("{named}; its agent runs and never reported"), "see `copal site status`")
+        }
+        Some(_) => Check::warning(
+            "site",
+            format!("{named}; its agent runs, but was last heard of {}", heard()),
+            "see `copal site status`",
+        ),
+        None if is_unheard(site) => {
+            Check::warning("site", format!("{named}; its agent was not started yet"), "run `copal site start`")
+        }
+        None => Check::warning(
+            "site",
+            format!("{named}; its agent was last heard of {}", heard()),
+            "run `copal site start`, and see `copal site status`",
+        ),
+    }
 }
 
 /// Settings, template and Apps, as the agent's program sees them.
@@ -379,6 +393,8 @@ pub(super) async fn explain_version(context: Context, failure: Failure) -> Failu
 
 #[cfg(test)]
 mod tests {
+    use copal_schemas::{SiteId, site::SiteDetails};
+
     use super::*;
     use crate::table::at_both_widths;
 
@@ -408,6 +424,45 @@ mod tests {
         let full = space("disk", 1 << 20, 1 << 40, Path::new("/scratch"));
         assert_eq!(full.found, "1.0 MiB of 1.0 TiB free");
         assert_eq!(full.remedy.as_deref(), Some("free some space on /scratch"));
+    }
+
+    #[test]
+    fn an_agent_that_was_just_started_may_not_have_reported_yet() {
+        let clock = Clock::fixed("2026-11-30T12:00:00");
+        let at = |minutes_ago: i64| clock.now - TimeDelta::minutes(minutes_ago);
+        let found = |made: i64, heard: i64, started: Option<i64>| {
+            let site = Site {
+                name: "theta".into(),
+                path: "/theta".into(),
+                details: SiteDetails::default(),
+                id: SiteId(1),
+                last_refresh: at(heard),
+                creation_date: at(made),
+            };
+            let check = site_agent(&site, started.map(at), clock);
+            let remedy = check.remedy.map(|remedy| format!(" -> {remedy}"));
+            format!("{:?}: {}{}", check.verdict, check.found, remedy.unwrap_or_default())
+        };
+        let all = [
+            found(1, 1, Some(0)),
+            found(10, 10, Some(0)),
+            found(10, 9, Some(0)),
+            found(10, 10, Some(6)),
+            found(10, 9, Some(6)),
+            found(10, 10, None),
+            found(10, 9, None),
+            found(10, 1, None),
+        ];
+        insta::assert_snapshot!(all.join("\n"), @r"
+        Ok: theta (1); its agent was started and has not reported yet
+        Ok: theta (1); its agent was started and has not reported yet
+        Ok: theta (1); its agent was started and has not reported yet
+        Warning: theta (1); its agent runs and never reported -> see `copal site status`
+        Warning: theta (1); its agent runs, but was last heard of 9m ago -> see `copal site status`
+        Warning: theta (1); its agent was not started yet -> run `copal site start`
+        Warning: theta (1); its agent was last heard of 9m ago -> run `copal site start`, and see `copal site status`
+        Ok: theta (1), agent active
+        ");
     }
 
     #[test]
