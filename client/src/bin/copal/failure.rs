@@ -277,10 +277,13 @@ fn range_in_words(message: &str) -> Option<String> {
     let (least, most) = range.split_once("..")?;
     let most = most.trim_start_matches('=');
     let is_open = most.is_empty() || most == i32::MAX.to_string() || most == i64::MAX.to_string();
-    Some(if is_open {
-        format!("{value} is less than {least}")
-    } else {
-        format!("{value} is not from {least} to {most}")
+    // Before it stands whose value it is.
+    let number = value.rsplit(' ').next()?.parse::<i128>();
+    let is_below = matches!((number, least.parse()), (Ok(number), Ok(least)) if number < least);
+    Some(match (is_open, is_below) {
+        (false, _) => format!("{value} is not from {least} to {most}"),
+        (true, true) => format!("{value} is less than {least}"),
+        (true, false) => format!("{value} is more than {most}"),
     })
 }
 
@@ -374,6 +377,10 @@ mod tests {
         ");
         insta::assert_snapshot!(lines("copal queue submit -n 0 -t 5 -j mpi"), @r"
         error: invalid value '0' for '--num-nodes <NODES>': 0 is less than 1
+        hint: --help says more
+        ");
+        insta::assert_snapshot!(lines("copal queue submit -n 3000000000 -t 5 -j mpi"), @r"
+        error: invalid value '3000000000' for '--num-nodes <NODES>': 3000000000 is more than 2147483647
         hint: --help says more
         ");
         insta::assert_snapshot!(lines("copal events ls --limit 0"), @r"

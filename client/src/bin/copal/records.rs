@@ -25,6 +25,8 @@ const NAIVE_TIMES: &[&str] = &[
     "end",
     "last_success",
     "last_error_time",
+    "stopped",
+    "until",
 ];
 /// Fields whose content is the user's own and stays as it is.
 const FREE_FORM: &[&str] = &["data", "tags", "filter_tags", "parameters", "status_info", "transfer_info"];
@@ -214,9 +216,44 @@ fn with_zones(value: &mut Value) {
 
 #[cfg(test)]
 mod tests {
+    use copal_client::agent_status::AgentStatus;
+    use copal_schemas::site::Site;
     use serde_json::json;
 
     use super::*;
+
+    /// What could be read as a time without its zone, by its place.
+    fn naive_times(value: &Value, place: &str) -> Vec<String> {
+        let of = |name: &dyn ToString, value: &Value| naive_times(value, &format!("{place}.{}", name.to_string()));
+        match value {
+            Value::String(text) if text.parse::<chrono::NaiveDateTime>().is_ok() => vec![format!("{place}: {text}")],
+            Value::Array(items) => items.iter().enumerate().flat_map(|(index, item)| of(&index, item)).collect(),
+            Value::Object(fields) => fields.iter().flat_map(|(name, field)| of(name, field)).collect(),
+            _ => Vec::new(),
+        }
+    }
+
+    #[test]
+    fn no_time_of_a_site_or_of_its_agent_lacks_its_zone() {
+        let time = "2026-11-30T12:00:00";
+        let aware = "2026-11-30T12:00:00+00:00";
+        let site: Site = serde_json::from_value(json!({
+            "id": 1, "name": "theta", "path": "/theta", "last_refresh": time, "creation_date": time,
+            "nodes_aside": [{"node": "n1", "until": time, "reason": "bus error"}],
+        }))
+        .unwrap();
+        let agent: AgentStatus = serde_json::from_value(json!({
+            "pid": 7, "host": "login1", "version": "", "site_id": 1, "api_root": "", "started": aware, "updated": aware,
+            "stopped": time, "services": {"site": {
+                "last_success": time, "last_error_time": time, "last_error": "", "failures": 0, "detail": "",
+            }},
+        }))
+        .unwrap();
+        let mut value = json!({"site": site, "status": agent});
+        assert_eq!(naive_times(&value, "").len(), 6, "{value}");
+        with_zones(&mut value);
+        assert_eq!(naive_times(&value, ""), [""; 0]);
+    }
 
     #[test]
     fn times_for_programs_have_their_zone() {

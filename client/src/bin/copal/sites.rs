@@ -76,7 +76,8 @@ pub(crate) fn is_active(site: &Site, now: Timestamp) -> bool {
     (now - site.last_refresh).num_minutes() < ACTIVE_MIN
 }
 
-/// Whether no agent ever gave news of it: a new Site has its own creation as its last news.
+/// Whether nothing was heard of it since it was made: a new Site has its own creation as its last news. What its owner
+/// changes of it, such as its name, counts as news.
 pub(crate) fn is_unheard(site: &Site) -> bool {
     (site.last_refresh - site.creation_date).abs() < TimeDelta::milliseconds(100)
 }

@@ -76,11 +76,12 @@ pub(super) async fn rm(context: Context, change: &Change) -> Result<()> {
     }
     match left {
         0 => Ok(()),
-        left => {
-            Err(Failure::new(format!("{} not deleted: a launcher or an agent holds what is left", count(left, "Job")))
-                .hint("`copal job cancel` frees them; then run the command again")
-                .after_changes())
-        }
+        left => Err(Failure::new(format!(
+            "{} not deleted: a launcher or an agent may hold what is left",
+            count(left, "Job")
+        ))
+        .hint("wait until they are let go, or `copal job cancel` them; then run the command again")
+        .after_changes()),
     }
 }
 
