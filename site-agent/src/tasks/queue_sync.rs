@@ -164,9 +164,8 @@ impl<D: Desk> QueueSync<D> {
                 trouble = trouble.or(Some(error));
             }
         }
-        let left: Vec<BatchJobId> = self.followed.keys().copied().filter(|id| !open.contains(id)).collect();
-        for id in left {
-            self.cancel(id, self.followed.get(&id).cloned());
+        if let Err(error) = self.take_back(scheduler.as_ref(), &open).await {
+            trouble = trouble.or(Some(error));
         }
         if let Err(error) = self.send_cancels(scheduler.as_ref()).await {
             trouble = trouble.or(Some(error));
@@ -294,6 +293,24 @@ impl<D: Desk> QueueSync<D> {
     /// Whether a submission without an answer never reached the scheduler.
     fn is_lost(&self, scheduler: &dyn Scheduler, id: BatchJobId) -> bool {
         self.missing.get(&id).is_some_and(|since| since.elapsed() >= scheduler.lost_after())
+    }
+
+    /// Cancels what nobody wants any more. What has ended is let go: its BatchJob may be over because this agent
+    /// reported it, though the answer to that got lost.
+    async fn take_back(&mut self, scheduler: &dyn Scheduler, open: &HashSet<BatchJobId>) -> anyhow::Result<()> {
+        let left = self.followed.iter().filter(|(id, _)| !open.contains(id));
+        let (ids, jobs): (Vec<BatchJobId>, Vec<Tracked>) = left.map(|(id, job)| (*id, job.clone())).unzip();
+        if jobs.is_empty() {
+            return Ok(());
+        }
+        let statuses = scheduler.statuses(&jobs).await?;
+        for ((id, job), status) in ids.into_iter().zip(jobs).zip(statuses) {
+            match status {
+                Status::Ended(_) | Status::Absent => drop(self.followed.remove(&id)),
+                _ => self.cancel(id, Some(job)),
+            }
+        }
+        Ok(())
     }
 
     /// Has a job cancelled at the end of this pass.

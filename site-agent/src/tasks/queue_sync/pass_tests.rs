@@ -28,6 +28,8 @@ struct DeskState {
     told: Vec<String>,
     /// Reports that fail before one gets through.
     failures: usize,
+    /// Reports that arrive, but whose answer gets lost.
+    lost_answers: usize,
     /// The last signs of life of launchers with an open Session.
     heartbeats: BTreeMap<BatchJobId, Timestamp>,
 }
@@ -67,6 +69,10 @@ impl Desk for FakeDesk {
         }
         let line = format!("{id} {}", patch.state.map_or("-".into(), |state| state.to_string()));
         state.told.push(line);
+        if state.lost_answers > 0 {
+            state.lost_answers -= 1;
+            anyhow::bail!("the answer got lost");
+        }
         Ok(())
     }
 
@@ -456,6 +462,20 @@ async fn one_whose_record_is_deleted_is_taken_back_from_the_scheduler() {
     }
     let cancelled = world.scheduler.lock().cancelled.clone();
     assert_eq!(cancelled, [SchedulerId("1".into()), SchedulerId("2".into())]);
+}
+
+#[tokio::test]
+async fn what_has_ended_is_not_cancelled_where_the_answer_to_that_report_got_lost() {
+    let mut world = World::new();
+    let (vanished, ended) = (world.submitted(1, Status::Unknown).await, world.submitted(2, completed()).await);
+    world.desk.lock().lost_answers = 1;
+    world.pass().await.unwrap_err();
+    assert_eq!(world.state(ended), BatchJobState::Finished);
+    // And one that nobody wants, but the scheduler has no more.
+    world.scheduler.set(&world.key(vanished), Status::Absent);
+    world.desk.lock().batch_jobs.remove(&vanished);
+    world.pass().await.unwrap();
+    assert_eq!((world.scheduler.lock().cancels, world.sync.followed.len()), (0, 0));
 }
 
 #[tokio::test]
