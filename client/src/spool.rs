@@ -21,6 +21,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{ClientError, site_dir::FileError};
 
+/// What the files' names begin with; the Session's id comes next.
+const PREFIX: &str = "session-";
 /// What the ends of the files' names are.
 const SUFFIX: &str = "jsonl";
 
@@ -60,7 +62,7 @@ impl SpoolWriter {
     /// # Errors
     /// When it can't be written.
     pub fn open(folder: &Path, header: &SpoolHeader) -> Result<Self, FileError> {
-        let path = folder.join(format!("session-{}.{SUFFIX}", header.session_id));
+        let path = folder.join(format!("{PREFIX}{}.{SUFFIX}", header.session_id));
         let failed = |source| FileError::Write { path: path.clone(), source };
         fs::create_dir_all(folder).map_err(failed)?;
         let file = OpenOptions::new().create(true).read(true).append(true).mode(0o600).open(&path).map_err(failed)?;
@@ -135,6 +137,12 @@ pub fn list(folder: &Path) -> Result<Vec<PathBuf>, FileError> {
     paths.retain(|path| path.extension().is_some_and(|extension| extension == SUFFIX));
     paths.sort_by_key(|path| (path.as_os_str().len(), path.clone()));
     Ok(paths)
+}
+
+/// The Session whose reports a file holds, by its name; `None` when no launcher gave it that name.
+#[must_use]
+pub fn session_of(path: &Path) -> Option<SessionId> {
+    path.file_stem()?.to_str()?.strip_prefix(PREFIX)?.parse().ok()
 }
 
 /// Reads one spool file. A last line that is cut short, as a killed launcher leaves it, is left out; where that is the
@@ -218,6 +226,7 @@ mod tests {
         writer.add(&batches[1]).unwrap();
         let files = list(folder.path()).unwrap();
         assert_eq!(files, [writer.path()]);
+        assert_eq!(session_of(&files[0]), Some(header.session_id));
         assert_eq!(read(&files[0]).unwrap(), Some(Spool { header, batches: batches.to_vec() }));
 
         let length = fs::metadata(&files[0]).unwrap().len();
