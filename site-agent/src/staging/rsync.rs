@@ -2,8 +2,9 @@
 //! folders, however many they are. It keeps parts of files for the next try, gives a file its name when it is whole, and
 //! checks each file by a checksum of its own. Where it is missing at the other end, sftp carries (`sftp.rs`).
 //!
-//! rsync has no way to give many files new names, so that it carries a tree in which each file has its remote path; what
-//! comes in is handed on from there, what goes out is linked there.
+//! rsync has no way to give many files new names, so that it carries a tree in which each file has its whole remote path:
+//! whatever a try leaves there, it is under no other file's name at the next one. What comes in is handed on from there, what
+//! goes out is linked there.
 
 use std::{
     collections::BTreeMap,
@@ -66,15 +67,16 @@ enum Way {
 }
 
 async fn carry(batch: &Batch, run: &Run) -> Result<Way, StagingError> {
-    let tree = batch.scratch.join("tree");
     if batch.direction == Direction::Out {
-        return push(batch, run, &tree).await;
+        return push(batch, run, &batch.scratch.join("tree")).await;
     }
+    // What one run has left to be moved into workdirs must not be in the way of the other one.
+    let (tree_of_files, tree_of_folders) = (batch.scratch.join("files"), batch.scratch.join("folders"));
     for round in rounds(&batch.items) {
         let (folders, files): (Vec<&Item>, Vec<&Item>) = round.into_iter().partition(|item| item.recursive);
-        for items in [files, folders] {
+        for (items, tree) in [(files, &tree_of_files), (folders, &tree_of_folders)] {
             if !items.is_empty()
-                && let Way::Missing = pull(batch, run, &tree, &items).await?
+                && let Way::Missing = pull(batch, run, tree, &items).await?
             {
                 return Ok(Way::Missing);
             }
@@ -108,24 +110,23 @@ fn rounds(items: &[Item]) -> Vec<Vec<&Item>> {
 /// Gets files, or folders, all in one run.
 async fn pull(batch: &Batch, run: &Run, tree: &Path, items: &[&Item]) -> Result<Way, StagingError> {
     fs::create_dir_all(tree).map_err(|error| StagingError::writing(tree.display(), &error))?;
-    let base = common_folder(items.iter().map(|item| item.remote.as_str()));
     let mut names: BTreeMap<&str, Vec<&Item>> = BTreeMap::new();
     for item in items {
-        names.entry(relative(&item.remote, &base)).or_default().push(item);
+        names.entry(relative(&item.remote)).or_default().push(item);
     }
     let list: Vec<u8> = names.keys().flat_map(|name| name.bytes().chain([0])).collect();
     let mut argv = argv(batch, run);
     argv.extend(["--files-from=-", "--from0", "--no-implied-dirs", "--copy-links"].map(String::from));
     if items.iter().any(|item| item.recursive) {
-        argv.push("--recursive".into());
+        // What a try before this one left in a folder, and the other end has no more.
+        argv.extend(["--recursive", "--delete"].map(String::from));
     }
     if takes_lists(run).await {
         argv.push(TAKE_LISTS.into());
     }
-    argv.push(format!("{}:{}/", target(batch), base.trim_end_matches('/')));
+    argv.push(format!("{}:/", target(batch)));
     argv.push(format!("{}/", tree.display()));
-    let wanted =
-        names.into_iter().map(|(name, items)| (tree.join(name), items.into_iter().cloned().collect())).collect();
+    let wanted: Vec<Wanted> = names.into_iter().map(|(name, items)| Wanted::now(tree.join(name), items)).collect();
     let over = CancellationToken::new();
     let carrying = async {
         let ended = program::run(&argv, list, run).await;
@@ -140,11 +141,15 @@ async fn pull(batch: &Batch, run: &Run, tree: &Path, items: &[&Item]) -> Result<
     let verdict = Verdict::of(batch, &ended, true);
     let reports = run.clone();
     let work = tokio::task::spawn_blocking(move || {
-        for (path, items) in rest {
+        for Wanted { path, items, is_left } in rest {
             let Some(last) = items.last() else { continue };
             let bytes = area::size(&path);
-            let is_there = !matches!(&bytes, Err(error) if error.kind() == io::ErrorKind::NotFound);
-            match verdict.about(last, is_there) {
+            let here = match &bytes {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Here::Nothing,
+                _ if is_left => Here::Left,
+                _ => Here::New,
+            };
+            match verdict.about(last, here) {
                 Some(error) => items.iter().for_each(|item| reports.failed(item.id, error.clone())),
                 None => hand_on(&reports, path, &items, bytes),
             }
@@ -165,12 +170,32 @@ async fn takes_lists(run: &Run) -> bool {
     TAKES_LISTS.get_or_try_init(look).await.is_ok_and(|takes| *takes)
 }
 
-/// Files or folders that rsync carries, by their paths here, each with the items that want it.
-type Wanted = Vec<(PathBuf, Vec<Item>)>;
+/// A file or a folder that rsync carries.
+struct Wanted {
+    /// Where it comes to.
+    path: PathBuf,
+    /// Who wants it; never empty.
+    items: Vec<Item>,
+    /// Whether a try before this one left something there. The other end may have another one now, so that it is good only
+    /// when rsync has compared it.
+    is_left: bool,
+}
+
+impl Wanted {
+    /// As it is before rsync starts.
+    fn now(path: PathBuf, items: Vec<&Item>) -> Self {
+        let is_left = fs::symlink_metadata(&path).is_ok();
+        Self { path, items: items.into_iter().cloned().collect(), is_left }
+    }
+}
 
 /// Hands on files while rsync carries the others, until that is over, so that no Job waits for more than its own. Gives what is
 /// left then. rsync could tell each name, but takes twice as long for it where the files are small.
-async fn hand_on_early(run: &Run, mut wanted: Wanted, over: &CancellationToken) -> Result<Wanted, StagingError> {
+async fn hand_on_early(
+    run: &Run,
+    mut wanted: Vec<Wanted>,
+    over: &CancellationToken,
+) -> Result<Vec<Wanted>, StagingError> {
     let mut pause = FIRST_LOOK;
     loop {
         tokio::select! {
@@ -180,13 +205,14 @@ async fn hand_on_early(run: &Run, mut wanted: Wanted, over: &CancellationToken) 
         let reports = run.clone();
         let work = tokio::task::spawn_blocking(move || {
             let mut rest = Vec::new();
-            for (path, items) in wanted {
+            for one in wanted {
+                let may_be_whole = !one.is_left && one.items.iter().all(|item| !item.recursive);
                 // rsync gives a file its name when it is whole; when a folder is, nobody can tell.
-                match fs::symlink_metadata(&path) {
-                    Ok(meta) if meta.is_file() && items.iter().all(|item| !item.recursive) => {
-                        hand_on(&reports, path, &items, Ok(meta.len()));
+                match fs::symlink_metadata(&one.path) {
+                    Ok(meta) if may_be_whole && meta.is_file() => {
+                        hand_on(&reports, one.path, &one.items, Ok(meta.len()));
                     }
-                    _ => rest.push((path, items)),
+                    _ => rest.push(one),
                 }
             }
             rest
@@ -218,7 +244,7 @@ async fn push(batch: &Batch, run: &Run, tree: &Path) -> Result<Way, StagingError
         run.failed(item.id, error.clone());
     }
     let items = || batch.items.iter().filter(|item| failed.iter().all(|(other, _)| other.id != item.id));
-    let list: Vec<u8> = items().flat_map(|item| relative(&item.remote, "/").bytes().chain([0])).collect();
+    let list: Vec<u8> = items().flat_map(|item| relative(&item.remote).bytes().chain([0])).collect();
     let mut argv = argv(batch, run);
     // Folders on the way are nobody's to change: one that is a link there stays one, and a file in their place is an error.
     argv.extend(["--files-from=-", "--from0", "--no-implied-dirs"].map(String::from));
@@ -231,7 +257,7 @@ async fn push(batch: &Batch, run: &Run, tree: &Path) -> Result<Way, StagingError
     }
     let verdict = Verdict::of(batch, &ended, false);
     for item in items() {
-        match verdict.about(item, false) {
+        match verdict.about(item, Here::Nothing) {
             Some(error) => run.failed(item.id, error),
             None => report(run, item, &area::size(&item.local), Ok(())),
         }
@@ -314,22 +340,20 @@ fn is_missing(ended: &Ended) -> bool {
     ended.code != Some(0) && (says("rsync: command not found") || says("rsync: not found") || ended.code == Some(127))
 }
 
-/// The deepest folder that all of these paths are in.
-fn common_folder<'a>(mut paths: impl Iterator<Item = &'a str>) -> String {
-    let parent = |path: &'a str| path.rsplit_once('/').map_or("", |(folder, _)| folder);
-    let mut common = paths.next().map_or("", parent);
-    for path in paths {
-        while !common.is_empty() && !path.strip_prefix(common).is_some_and(|rest| rest.starts_with('/')) {
-            common = parent(common);
-        }
-    }
-    if common.is_empty() { "/".into() } else { common.into() }
+/// An absolute path below the root, or `.` for the root itself.
+fn relative(path: &str) -> &str {
+    let inside = path.trim_start_matches('/');
+    if inside.is_empty() { "." } else { inside }
 }
 
-/// A path below a folder, or `.` for the folder itself.
-fn relative<'a>(path: &'a str, folder: &str) -> &'a str {
-    let inside = path.strip_prefix(folder).unwrap_or(path).trim_start_matches('/');
-    if inside.is_empty() { "." } else { inside }
+/// What is in the place of an item that is carried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Here {
+    Nothing,
+    /// What was there before rsync began, or what it has made of that.
+    Left,
+    /// What rsync has brought.
+    New,
 }
 
 /// What the end of rsync says about each item.
@@ -339,7 +363,7 @@ struct Verdict {
     named: Vec<(PathBuf, StagingError)>,
     /// What holds for everything that is not named.
     rest: Option<StagingError>,
-    /// Whether a file that is there is whole, whatever else happened.
+    /// Whether a file that rsync has brought is whole, whatever else happened.
     inwards: bool,
 }
 
@@ -380,8 +404,8 @@ impl Verdict {
     }
 
     /// Why an item is not where it belongs; `None` when it is.
-    fn about(&self, item: &Item, is_there: bool) -> Option<StagingError> {
-        if self.inwards && !item.recursive && is_there {
+    fn about(&self, item: &Item, here: Here) -> Option<StagingError> {
+        if self.inwards && !item.recursive && here == Here::New {
             // rsync gives a file its name when it is whole.
             return None;
         }
@@ -397,7 +421,7 @@ impl Verdict {
         if let Some(error) = &self.rest {
             return Some(error.clone());
         }
-        if self.inwards && !is_there {
+        if self.inwards && here == Here::Nothing {
             return Some(match self.named.first() {
                 Some((_, error)) if !self.is_success => error.clone(),
                 _ => StagingError::new(Cause::MissingSource, format!("{} is no file that rsync carries", item.remote)),

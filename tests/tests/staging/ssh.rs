@@ -1,8 +1,13 @@
 //! `rsync:` and `scp:` locations on an ssh server of this machine.
 
-use std::{fs, os::unix::fs::symlink};
+use std::{
+    fs::{self, File},
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+    time::SystemTime,
+};
 
-use copal_tests::{cut::Wire, ssh::SshServer};
+use copal_tests::{cut::Wire, laptop::LIMIT, ssh::SshServer, wait::wait_blocking};
 
 use crate::depot::{Depot, tree};
 
@@ -176,4 +181,85 @@ fn a_large_file_that_is_cut_goes_on_where_it_was() {
     let bytes = wire.bytes();
     assert_eq!(bytes.len(), 2, "{bytes:?}");
     assert!(bytes[1] < SIZE as u64 - CUT / 2, "the second try began from the start: {bytes:?}");
+}
+
+/// Where a file would be whole of which a try has left a part: beside the folder of parts.
+fn place_of(name: &str, below: &Path) -> Option<PathBuf> {
+    fs::read_dir(below).into_iter().flatten().flatten().map(|entry| entry.path()).filter(|path| path.is_dir()).find_map(
+        |folder| match folder.ends_with(".copal-part") && folder.join(name).exists() {
+            true => Some(below.join(name)),
+            false => place_of(name, &folder),
+        },
+    )
+}
+
+/// Makes a try of Jobs that stage `x` and `sub/x` end while `x` is half here, and then what an agent leaves that is killed
+/// when it is whole: a file with this content, as old as the others. Gives the Jobs; the agent is stopped, and the next two
+/// connections are one that breaks before anything is compared and one that holds.
+fn killed_with_x_left(depot: &Depot, server: &SshServer, left: &[u8]) -> [i64; 2] {
+    let wire = Wire::holding(server.port(), left.len() as u64 / 2);
+    let go_by = |wire: &Wire| {
+        let there = format!("rsync://{}{{folder}}", server.authority_at(wire.port()));
+        depot.configure(&[("there", &there), ("here", "file://{folder}")], &[&options(&any_host(server))]);
+    };
+    go_by(&wire);
+    depot.laptop.site(&["site", "sync"]);
+    depot.laptop.site(&["site", "stop"]);
+    // The last poll of an agent that was stopped may still get the first one.
+    depot.put("first", "");
+    let other = depot.job("first", &["input=here:/first"]);
+    let jobs = ["x", "sub/x"].map(|name| depot.job(name, &[&format!("input=there:/{name}")]));
+    depot.laptop.site(&["site", "start"]);
+    depot.laptop.wait_state(other, "PREPROCESSED");
+    let half = left.len() as u64 / 2;
+    wait_blocking("the first half", LIMIT, || {
+        if wire.bytes().iter().any(|bytes| *bytes >= half) { Ok(()) } else { Err(depot.laptop.logs()) }
+    });
+    depot.laptop.site(&["site", "stop"]);
+    let place = place_of("x", &depot.laptop.site_path().join("data/.staging")).unwrap();
+    fs::write(&place, left).unwrap();
+    age(&place);
+    go_by(&Wire::to(server.port(), &[0]));
+    jobs
+}
+
+/// Makes a file one of 1970, as all files of which rsync must not think that they are others by their time.
+fn age(path: &Path) {
+    File::options().write(true).open(path).unwrap().set_modified(SystemTime::UNIX_EPOCH).unwrap();
+}
+
+#[test]
+fn what_a_killed_try_left_is_compared_before_a_job_gets_it() {
+    let (depot, server) = by_ssh(SshServer::start);
+    let content = noise(6_000_000);
+    depot.put("x", &content);
+    depot.put("sub/x", "another\n");
+    age(&depot.folder().join("x"));
+    let [job, other] = killed_with_x_left(&depot, &server, &content);
+    depot.put("x", "changed since\n");
+    depot.laptop.site(&["site", "start"]);
+    for job in [job, other] {
+        depot.laptop.wait_state(job, "PREPROCESSED");
+    }
+    assert_eq!(
+        (depot.read_work("x/input.dat"), depot.read_work("sub/x/input.dat")),
+        ("changed since\n".into(), "another\n".into())
+    );
+}
+
+#[test]
+fn what_a_killed_try_left_is_never_taken_for_a_file_of_another_folder() {
+    let (depot, server) = by_ssh(SshServer::start);
+    let (content, mut another) = (noise(6_000_000), noise(6_000_000));
+    another.reverse();
+    for (name, content) in [("x", &content), ("sub/x", &another)] {
+        depot.put(name, content);
+        age(&depot.folder().join(name));
+    }
+    let [job, other] = killed_with_x_left(&depot, &server, &content);
+    // The batch is of one folder below the former one now.
+    depot.laptop.site(&["job", "rm", &job.to_string(), "-y"]);
+    depot.laptop.site(&["site", "start"]);
+    depot.laptop.wait_state(other, "PREPROCESSED");
+    assert!(fs::read(depot.workdir("sub/x/input.dat")).unwrap() == another);
 }
