@@ -1,6 +1,7 @@
-//! A proxy before a web server that refuses what a test tells it to, or loses the answers, so many times.
+//! A proxy before a web server that refuses what a test tells it to, or loses the answers, so many times, or lets
+//! requests stand still.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use crate::exchange::{Request, ask, json, serve};
 
@@ -9,6 +10,7 @@ use crate::exchange::{Request, ask, json, serve};
 pub struct Gate {
     port: u16,
     rules: Arc<Mutex<Rules>>,
+    released: Arc<Condvar>,
 }
 
 #[derive(Debug, Default)]
@@ -17,8 +19,16 @@ struct Rules {
     refusals: Vec<(String, u16, u32)>,
     /// A part of the request line, one of the answer, and how many such answers are lost.
     losses: Vec<(String, String, u32)>,
+    /// A part of the request line, one of the answer, and whether such an answer has passed, after which such requests stand.
+    hold: Option<(String, String, bool)>,
     passed: Vec<String>,
     refused: Vec<String>,
+}
+
+impl Rules {
+    fn holds(&self, line: &str) -> bool {
+        self.hold.as_ref().is_some_and(|(part, _, has_begun)| *has_begun && line.contains(part.as_str()))
+    }
 }
 
 impl Gate {
@@ -29,11 +39,14 @@ impl Gate {
     #[must_use]
     pub fn before(target: u16) -> Self {
         let rules: Arc<Mutex<Rules>> = Arc::default();
-        let own = Arc::clone(&rules);
+        let released: Arc<Condvar> = Arc::default();
+        let (own, go_on) = (Arc::clone(&rules), Arc::clone(&released));
         let port = serve(move |request: Request| {
             let line = format!("{} {}", request.method, request.target);
             {
-                let mut rules = own.lock().unwrap_or_else(PoisonError::into_inner);
+                let rules = own.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut rules =
+                    go_on.wait_while(rules, |rules| rules.holds(&line)).unwrap_or_else(PoisonError::into_inner);
                 let refusal =
                     rules.refusals.iter_mut().find(|(part, _, left)| *left > 0 && line.contains(part.as_str()));
                 if let Some((_, status, left)) = refusal {
@@ -53,6 +66,9 @@ impl Gate {
             let answer = ask(target, &head, &request.body).unwrap_or_default();
             let mut rules = own.lock().unwrap_or_else(PoisonError::into_inner);
             let text = String::from_utf8_lossy(&answer);
+            if let Some((part, told, has_begun)) = &mut rules.hold {
+                *has_begun |= line.contains(part.as_str()) && text.contains(told.as_str());
+            }
             let loss = rules
                 .losses
                 .iter_mut()
@@ -66,7 +82,7 @@ impl Gate {
                 None => answer,
             }
         });
-        Self { port, rules }
+        Self { port, rules, released }
     }
 
     /// Where it listens.
@@ -89,6 +105,17 @@ impl Gate {
     #[must_use]
     pub fn to_lose(&self) -> u32 {
         self.rules().losses.iter().map(|(.., left)| left).sum()
+    }
+
+    /// Lets requests whose line has this part stand still, once an answer to one of them had `told` in it.
+    pub fn hold_after(&self, part: &str, told: &str) {
+        self.rules().hold = Some((part.into(), told.into(), false));
+    }
+
+    /// Lets what stands still go on, and whatever comes after.
+    pub fn release(&self) {
+        self.rules().hold = None;
+        self.released.notify_all();
     }
 
     /// How many requests with this part got through, and how many were refused.

@@ -5,6 +5,8 @@
 //! A transfer that was taken is `active`, with its batch in `task_id`: an agent that starts takes those over, and what
 //! an earlier one left of them in the staging area serves them. One that waits for a new try is `inactive`.
 
+mod held;
+
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     pin::Pin,
@@ -26,9 +28,9 @@ use tokio::{
     task::JoinSet,
     time::{Instant, sleep_until},
 };
-use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
+use self::held::{Held, OnTrip, batch_name, room};
 use super::{Context, MAX_BACKOFF, mend_login};
 use crate::{
     api::Backoff,
@@ -49,6 +51,8 @@ const MAX_BATCH: usize = 20_000;
 const HELD_BATCHES: usize = 4;
 /// Transfers that are known at once, at most.
 const MAX_HELD: usize = 20_000;
+/// How long a batch that is not full waits for the service to say what else is due. It is carried then without that.
+const MAX_FILLING: Duration = Duration::from_secs(1);
 /// How long processes of an earlier agent may take to save what they have.
 const LEFT_GRACE: Duration = Duration::from_secs(5);
 /// What a transfer shows while it waits for a new try, or when it failed (`copal job why`).
@@ -91,29 +95,11 @@ async fn end_left_processes(context: &Context) {
     }
 }
 
-/// Transfers that are carried together, at every try.
-struct Held {
-    alias: String,
-    direction: Direction,
-    transfers: BTreeMap<TransferId, DueTransfer>,
-    /// Tries that failed since the last one that got something through.
-    failed_tries: u32,
-    /// When the next try may begin.
-    not_before: Instant,
-    /// What happened in the present try.
-    trip: Option<OnTrip>,
-}
-
-#[derive(Default)]
-struct OnTrip {
-    stop: CancellationToken,
-    got_through: bool,
-    failures: Vec<(TransferId, StagingError)>,
-}
-
 /// A claim that is on its way, and the name of the batch that it makes.
 struct Claim {
     key: String,
+    /// Until when the batch waits for the answer, for a claim that goes on with one.
+    until: Option<Instant>,
     answer: Pin<Box<dyn Future<Output = Result<Vec<DueTransfer>, ClientError>> + Send>>,
 }
 
@@ -147,7 +133,7 @@ impl Stager {
             failed: 0,
         };
         let begun = stager.begun().await?;
-        let moved = stager.adopt(begun);
+        let moved = stager.adopt(begun, false);
         stager.save(moved).await;
         if !stager.batches.is_empty() {
             tracing::info!("goes on with {} batches of transfers", stager.batches.len());
@@ -164,7 +150,8 @@ impl Stager {
 
     /// Holds transfers that were taken, with those of the same batch. A batch is of one location and one direction: others
     /// make a new one, and what is given tells the service so.
-    fn adopt(&mut self, taken: Vec<DueTransfer>) -> Vec<TransferPatchItem> {
+    /// So do those that a batch got when it did not wait for them any more.
+    fn adopt(&mut self, taken: Vec<DueTransfer>, is_late: bool) -> Vec<TransferPatchItem> {
         let known: BTreeSet<TransferId> =
             self.batches.values().flat_map(|batch| batch.transfers.keys().copied()).collect();
         let mut moved: HashMap<(String, String, Direction), String> = HashMap::new();
@@ -172,7 +159,7 @@ impl Stager {
         // Somebody may have given some back to the service while they are carried here.
         for due in taken.into_iter().filter(|due| !known.contains(&due.transfer.id)) {
             let mut key = batch_name(&due.transfer);
-            if self.batches.get(&key).is_some_and(|batch| !batch.is_for(&due.transfer)) {
+            if is_late || self.batches.get(&key).is_some_and(|batch| !batch.is_for(&due.transfer)) {
                 let TransferItem { location_alias, direction, id, .. } = &due.transfer;
                 let new = moved.entry((key, location_alias.clone(), *direction));
                 key = new.or_insert_with(|| Uuid::new_v4().to_string()).clone();
@@ -195,25 +182,27 @@ impl Stager {
         while !context.stop.is_cancelled() {
             let settings = context.settings.current().0.transfers.clone();
             let limit = settings.num_items_query_limit.clamp(1, MAX_BATCH);
-            let size = |batch: &Held| batch.transfers.len();
-            let held: usize = self.batches.values().map(size).sum();
+            let held: usize = self.batches.values().map(|batch| batch.transfers.len()).sum();
             let may_ask = held < (limit * HELD_BATCHES).min(MAX_HELD) && poll_from <= Instant::now();
-            if poll.is_none() && !may_ask {
+            // The limit may be another one since.
+            let has_room = self.filling.as_deref().is_some_and(|key| room(self.batches.get(key), limit) > 0);
+            if poll.is_none() && !(may_ask && has_room) {
                 self.filling = None;
             }
             self.begin_trips(&settings).await;
             self.show();
             if poll.is_none() && may_ask {
-                let open = self.filling.as_ref().and_then(|key| self.batches.get(key));
+                let until = self.filling.is_some().then(|| Instant::now() + MAX_FILLING);
                 let key = self.filling.clone().unwrap_or_else(|| Uuid::new_v4().to_string());
                 let client = context.api.client();
                 let claim = TransferClaim {
                     site_id: context.site.id,
                     task_id: key.clone(),
-                    limit: i64::try_from((limit - open.map_or(0, size)).min(MAX_BULK)).unwrap_or(1),
-                    wait_sec: if open.is_some() { 0.0 } else { POLL_SEC },
+                    limit: i64::try_from(room(self.batches.get(&key), limit).min(MAX_BULK)).unwrap_or(1),
+                    wait_sec: if until.is_some() { 0.0 } else { POLL_SEC },
                 };
-                poll = Some(Claim { key, answer: Box::pin(async move { client.claim_transfers(&claim).await }) });
+                let answer = Box::pin(async move { client.claim_transfers(&claim).await });
+                poll = Some(Claim { key, until, answer });
             }
             let period = Duration::try_from_secs_f64(settings.service_period).unwrap_or(MAX_BACKOFF);
             let next_look = Instant::now() + period;
@@ -222,6 +211,7 @@ impl Stager {
             let soonest = self.ready().map(|(_, batch)| batch.not_before).min();
             let full = self.trips.len() >= settings.max_concurrent_transfers.max(1);
             let next_try = if full { None } else { soonest };
+            let filled_at = poll.as_ref().and_then(|claim| claim.until).filter(|_| self.filling.is_some());
             let mut said = Vec::new();
             tokio::select! {
                 () = context.stop.cancelled() => break,
@@ -230,19 +220,20 @@ impl Stager {
                     self.batches.values_mut().for_each(|batch| batch.not_before = batch.not_before.min(now));
                     poll_from = now;
                 }
-                (key, answer) = async {
+                (key, until, answer) = async {
                     match &mut poll {
-                        Some(poll) => (poll.key.clone(), (&mut poll.answer).await),
+                        Some(poll) => (poll.key.clone(), poll.until, (&mut poll.answer).await),
                         None => std::future::pending().await,
                     }
                 } => {
                     poll = None;
+                    let is_late = until.is_some() && self.filling.is_none();
                     match answer {
                         Ok(due) => {
                             backoff.reset();
                             // Nothing to do is the time to look for what an answer that was lost has taken.
                             is_doubtful |= due.is_empty() && self.filling.is_none();
-                            self.fill(key, due, limit).await;
+                            self.fill(key, due, limit, is_late).await;
                         }
                         Err(error) => {
                             is_doubtful = true;
@@ -260,7 +251,8 @@ impl Stager {
                 }
                 Some(ended) = self.trips.join_next() => self.trip_ended(ended, &settings).await,
                 () = sleep_until(poll_from), if poll.is_none() && poll_from > Instant::now() => {}
-                () = async { match next_try { Some(at) => sleep_until(at).await, None => std::future::pending().await } } => {}
+                () = at(next_try) => {}
+                () = at(filled_at) => self.filling = None,
                 () = sleep_until(look), if is_doubtful || !self.batches.is_empty() => {
                     look = Instant::now() + period;
                     is_doubtful &= !self.compare(poll.as_ref().map(|claim| claim.key.as_str())).await;
@@ -296,11 +288,11 @@ impl Stager {
     }
 
     /// Holds what a claim got for a batch, which waits for more unless it is full or there is none now.
-    async fn fill(&mut self, key: String, taken: Vec<DueTransfer>, limit: usize) {
-        let is_over = taken.is_empty();
-        let moved = self.adopt(taken);
-        let has_room = self.batches.get(&key).is_some_and(|batch| batch.transfers.len() < limit);
-        self.filling = (has_room && !is_over && moved.is_empty()).then_some(key);
+    async fn fill(&mut self, key: String, taken: Vec<DueTransfer>, limit: usize, is_late: bool) {
+        let is_over = taken.is_empty() || is_late;
+        let moved = self.adopt(taken, is_late);
+        let may_go_on = !is_over && moved.is_empty() && self.batches.contains_key(&key);
+        self.filling = (may_go_on && room(self.batches.get(&key), limit) > 0).then_some(key);
         let gone = self.save(moved).await;
         self.forget(&gone);
     }
@@ -461,7 +453,7 @@ impl Stager {
         let Ok(begun) = self.begun().await else { return false };
         let wanted: BTreeSet<TransferId> = begun.iter().map(|due| due.transfer.id).collect();
         let others = begun.into_iter().filter(|due| on_its_way != Some(due.transfer.task_id.as_str()));
-        let mut patches = self.adopt(others.collect());
+        let mut patches = self.adopt(others.collect(), false);
         let mut gone = BTreeSet::new();
         for batch in self.batches.values_mut() {
             for (id, due) in batch.transfers.iter_mut().filter(|(id, _)| !wanted.contains(id)) {
@@ -534,30 +526,12 @@ impl Stager {
     }
 }
 
-impl Held {
-    /// Whether a transfer goes the same way, so that it may be carried together with these.
-    fn is_for(&self, transfer: &TransferItem) -> bool {
-        self.alias == transfer.location_alias && self.direction == transfer.direction
+/// Ends at a time, or never.
+async fn at(time: Option<Instant>) {
+    match time {
+        Some(time) => sleep_until(time).await,
+        None => std::future::pending().await,
     }
-
-    /// An empty batch of transfers like this one.
-    fn of(due: &DueTransfer) -> Self {
-        Self {
-            alias: due.transfer.location_alias.clone(),
-            direction: due.transfer.direction,
-            transfers: BTreeMap::new(),
-            failed_tries: 0,
-            not_before: Instant::now(),
-            trip: None,
-        }
-    }
-}
-
-/// The batch that a transfer was taken with. Its name becomes a folder's, and anybody with the user's login may have
-/// written it: what is none of ours is a batch of its own.
-fn batch_name(transfer: &TransferItem) -> String {
-    let name = Uuid::parse_str(&transfer.task_id).ok().map(|key| key.to_string());
-    name.filter(|name| *name == transfer.task_id).unwrap_or_else(|| Uuid::new_v4().to_string())
 }
 
 fn state(state: TransferState) -> TransferPatch {
@@ -574,27 +548,5 @@ fn reason(transfer: &TransferItem, error: &StagingError) -> String {
     match transfer.direction {
         Direction::In => format!("can't stage in {local} from {alias}:{remote}: {error}"),
         Direction::Out => format!("can't stage out {local} to {alias}:{remote}: {error}"),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_batch_has_no_name_that_leads_out_of_the_staging_area() {
-        let mut transfer: TransferItem = serde_json::from_value(json!({
-            "state": "active", "task_id": "", "transfer_info": {}, "id": 1, "job_id": 1, "direction": "in",
-            "local_path": "x", "remote_path": "/x", "location_alias": "a", "recursive": false
-        }))
-        .unwrap();
-        for other in ["", "..", "../../important", "/etc", "9B2D3F0E-0000-4000-8000-000000000000"] {
-            transfer.task_id = other.into();
-            let name = batch_name(&transfer);
-            assert!(name != other && Uuid::parse_str(&name).is_ok(), "{other}: {name}");
-        }
-        let own = Uuid::new_v4().to_string();
-        transfer.task_id.clone_from(&own);
-        assert_eq!(batch_name(&transfer), own);
     }
 }

@@ -136,21 +136,43 @@ fn a_location_that_is_gone_from_the_settings_is_the_reason_that_why_gives() {
     assert!(reason.contains("settings.yml has no location \"here\""), "{reason}");
 }
 
-#[test]
-fn what_an_answer_that_got_lost_had_given_is_staged_all_the_same() {
-    let depot = Depot::new(HERE, &["service_period: 0.2"]);
-    depot.put("in/1.dat", "one\n");
-    // The agent, and nobody else, speaks to the service by way of a gate.
+/// A gate by which the agent, and nobody else, speaks to the service. The agent is stopped.
+fn gate_of_the_agent(depot: &Depot) -> Gate {
     let login = depot.laptop.site_path().join("agent.yml");
     wait_blocking("the agent's login", LIMIT, || if login.exists() { Ok(()) } else { Err(depot.laptop.logs()) });
     depot.laptop.site(&["site", "stop"]);
     let gate = Gate::before(depot.laptop.port);
-    gate.lose("POST /transfers/due", "\"active\"", 1);
     let text = fs::read_to_string(&login).unwrap();
     fs::write(&login, text.replace(&format!(":{}", depot.laptop.port), &format!(":{}", gate.port()))).unwrap();
+    gate
+}
+
+#[test]
+fn what_an_answer_that_got_lost_had_given_is_staged_all_the_same() {
+    let depot = Depot::new(HERE, &["service_period: 0.2"]);
+    depot.put("in/1.dat", "one\n");
+    let gate = gate_of_the_agent(&depot);
+    gate.lose("POST /transfers/due", "\"active\"", 1);
     depot.laptop.site(&["site", "start"]);
     let job = depot.job("demo/1", &["input=here:/in/1.dat"]);
     depot.laptop.wait_state(job, "PREPROCESSED");
     assert_eq!(gate.to_lose(), 0, "the answer that gave it was lost");
     assert_eq!(depot.read_work("demo/1/input.dat"), "one\n");
+}
+
+#[test]
+fn what_is_claimed_is_staged_though_the_service_is_silent_about_what_else_is_due() {
+    let depot = Depot::new(HERE, &[]);
+    depot.put("in/1.dat", "one\n");
+    let gate = gate_of_the_agent(&depot);
+    gate.hold_after("POST /transfers/due", "\"active\"");
+    depot.laptop.site(&["site", "start"]);
+    let job = depot.job("demo/1", &["input=here:/in/1.dat"]);
+    depot.laptop.wait_state(job, "PREPROCESSED");
+    assert_eq!(depot.read_work("demo/1/input.dat"), "one\n");
+    // What the answer brings when it comes after all is a batch of its own.
+    let late = depot.job("demo/2", &["input=here:/in/1.dat"]);
+    gate.release();
+    depot.laptop.wait_state(late, "PREPROCESSED");
+    assert_eq!(depot.read_work("demo/2/input.dat"), "one\n");
 }
