@@ -98,6 +98,10 @@ fn follow(steps: &[Step]) {
             script.push_str("until [ -z \"$(copal queue ls -o jsonl)\" ]; do sleep 0.1; done\n");
         }
         script.push_str(&format!("printf '\\036'\n{}\n", step.command.replace(":8642", &format!(":{port}"))));
+        if step.command.starts_with("copal site start") {
+            // The agent reports before anybody has typed the next command.
+            script.push_str("until copal site ls | grep -q active; do sleep 0.1; done\n");
+        }
         if step.command.starts_with("copal-server") {
             script.push_str(&format!("until (exec 3<>/dev/tcp/127.0.0.1/{port}); do sleep 0.1; done 2>/dev/null\n"));
         }
