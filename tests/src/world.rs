@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use crate::{
     api::{Api, id},
     service::{Service, Settings},
+    wait::{LIMIT, wait_for},
 };
 
 /// The password of every test user.
@@ -61,6 +62,26 @@ impl World {
     /// A Session at [`World::site`] without a BatchJob.
     pub async fn session(&self) -> i64 {
         self.user.session(self.site, None).await
+    }
+
+    /// A Job that a Session has taken and reported to run.
+    pub async fn running_job(&self, session: i64) -> i64 {
+        let job = id(&self.plain_job(&json!({})).await);
+        self.user.acquire(session, &json!({})).await;
+        self.user.report(session, job, &["RUNNING"]).await;
+        job
+    }
+
+    /// Waits until a Session has lapsed.
+    ///
+    /// # Panics
+    /// When it does not.
+    pub async fn wait_until_gone(&self, session: i64) {
+        wait_for("the Session to lapse", LIMIT, || async {
+            let ids = self.user.ids("/sessions/").await;
+            if ids.contains(&session) { Err(format!("sessions {ids:?}")) } else { Ok(()) }
+        })
+        .await;
     }
 }
 

@@ -190,7 +190,8 @@ impl Wanted {
 }
 
 /// Hands on files while rsync carries the others, until that is over, so that no Job waits for more than its own. Gives what is
-/// left then. rsync could tell each name, but takes twice as long for it where the files are small.
+/// left then. rsync could tell each name, but takes twice as long for it where the files are small; and the system could, but
+/// wants a watch for each folder of the tree. So it is looked at, seldom.
 async fn hand_on_early(
     run: &Run,
     mut wanted: Vec<Wanted>,

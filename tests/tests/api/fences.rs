@@ -9,21 +9,6 @@ fn short() -> Settings {
     Settings { lease_sec: 0.6, lease_hold_sec: 6.0, sweep_sec: 0.1, ..Settings::default() }
 }
 
-async fn running_job(world: &World, session: i64) -> i64 {
-    let job = id(&world.plain_job(&json!({})).await);
-    world.user.acquire(session, &json!({})).await;
-    world.user.report(session, job, &["RUNNING"]).await;
-    job
-}
-
-async fn wait_until_gone(world: &World, session: i64) {
-    wait_for("the Session to lapse", LIMIT, || async {
-        let ids = world.user.ids("/sessions/").await;
-        if ids.contains(&session) { Err(format!("sessions {ids:?}")) } else { Ok(()) }
-    })
-    .await;
-}
-
 async fn signals(world: &World, session: i64) -> Value {
     world.user.get(&format!("/sessions/{session}/signals")).await.ok()
 }
@@ -33,7 +18,7 @@ async fn held(world: &World, state: &str) -> (i64, i64, i64) {
     let batch_job = world.user.batch_job(world.site, &json!({})).await;
     world.user.put(&format!("/batch-jobs/{batch_job}"), &json!({"state": state})).await.ok();
     let session = world.user.session(world.site, Some(batch_job)).await;
-    (batch_job, session, running_job(world, session).await)
+    (batch_job, session, world.running_job(session).await)
 }
 
 #[tokio::test]
@@ -58,12 +43,12 @@ async fn pitfall_104_a_silent_session_is_held_while_its_batch_job_is_being_ended
     user.put(&format!("/batch-jobs/{ending}"), &json!({"state": "pending_deletion"})).await.ok();
     user.delete(&format!("/batch-jobs/{deleted}")).await.deleted();
     let loose = world.session().await;
-    wait_until_gone(&world, loose).await;
+    world.wait_until_gone(loose).await;
     for job in [first, second] {
         assert_eq!(user.state(job).await, "RUNNING", "its launcher may only be cut off");
     }
-    wait_until_gone(&world, of_ending).await;
-    wait_until_gone(&world, of_deleted).await;
+    world.wait_until_gone(of_ending).await;
+    world.wait_until_gone(of_deleted).await;
     for job in [first, second] {
         assert_eq!(user.state(job).await, "RESTART_READY");
     }
@@ -148,7 +133,7 @@ async fn a_job_that_its_owner_takes_out_of_running_runs_nowhere_else_before_its_
     let user = &world.user;
     let (first, second) = (world.session().await, world.session().await);
     for way in [&["RESTART_READY"][..], &["FAILED", "RESTART_READY"], &["STAGED_IN"]] {
-        let job = running_job(&world, first).await;
+        let job = world.running_job(first).await;
         for state in way {
             user.set_state(job, state).await;
         }
@@ -170,7 +155,7 @@ async fn a_job_that_its_owner_takes_out_of_running_runs_nowhere_else_before_its_
         assert_eq!(user.state(job).await, "JOB_FINISHED");
     }
     // The end of the Session lets go of it as well.
-    let job = running_job(&world, first).await;
+    let job = world.running_job(first).await;
     user.set_state(job, "FAILED").await;
     user.delete(&format!("/sessions/{first}")).await.deleted();
     let row = user.get_job(job).await;

@@ -10,21 +10,6 @@ fn short_lease() -> Settings {
     Settings { lease_sec: 0.6, sweep_sec: 0.1, ..Settings::default() }
 }
 
-async fn running_job(world: &World, session: i64) -> i64 {
-    let job = id(&world.plain_job(&json!({})).await);
-    world.user.acquire(session, &json!({})).await;
-    world.user.report(session, job, &["RUNNING"]).await;
-    job
-}
-
-async fn wait_until_gone(world: &World, session: i64) {
-    wait_for("the Session to lapse", LIMIT, || async {
-        let ids = world.user.ids("/sessions/").await;
-        if ids.contains(&session) { Err(format!("sessions {ids:?}")) } else { Ok(()) }
-    })
-    .await;
-}
-
 #[tokio::test]
 async fn a_session_is_made_listed_ticked_and_ended() {
     let world = World::new().await;
@@ -101,7 +86,7 @@ async fn the_running_job_of_a_balsam_app_stays_a_time_out() {
 async fn a_silent_session_lapses_without_anybodys_call() {
     let world = World::with(short_lease()).await;
     let session = world.session().await;
-    let job = running_job(&world, session).await;
+    let job = world.running_job(session).await;
     wait_for("the sweeper to free the Job", LIMIT, || async {
         let row = world.user.get_job(job).await;
         if row["state"] == "RESTART_READY" { Ok(()) } else { Err(row["state"].to_string()) }
@@ -148,12 +133,12 @@ async fn a_silent_session_is_held_while_its_batch_job_runs() {
     let batch_job = user.batch_job(world.site, &json!({})).await;
     user.put(&format!("/batch-jobs/{batch_job}"), &json!({"state": "running"})).await.ok();
     let held = user.session(world.site, Some(batch_job)).await;
-    let job = running_job(&world, held).await;
+    let job = world.running_job(held).await;
     let loose = world.session().await;
-    wait_until_gone(&world, loose).await;
+    world.wait_until_gone(loose).await;
     assert_eq!(user.state(job).await, "RUNNING", "a cut network must not make a Job run twice");
     assert!(user.ids("/sessions/").await.contains(&held));
-    wait_until_gone(&world, held).await;
+    world.wait_until_gone(held).await;
     assert_eq!(user.state(job).await, "RESTART_READY");
 }
 
@@ -161,7 +146,7 @@ async fn a_silent_session_is_held_while_its_batch_job_runs() {
 async fn time_in_which_the_service_is_down_does_not_count() {
     let mut world = World::with(Settings { lease_sec: 6.0, sweep_sec: 0.1, ..Settings::default() }).await;
     let session = world.session().await;
-    let job = running_job(&world, session).await;
+    let job = world.running_job(session).await;
     world.service.stop().await;
     // The lease must run out while nobody is there: here time itself must pass.
     tokio::time::sleep(Duration::from_secs(7)).await;
@@ -175,7 +160,7 @@ async fn time_in_which_the_service_is_down_does_not_count() {
         .execute(&mut database)
         .await
         .unwrap();
-    wait_until_gone(&world, overdue).await;
+    world.wait_until_gone(overdue).await;
     world.user.put(&format!("/sessions/{session}"), &json!({})).await.ok();
     assert_eq!(world.user.state(job).await, "RUNNING");
 }
